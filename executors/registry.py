@@ -1,0 +1,208 @@
+"""ToolSpec and the registry: the allowlist through which every tool name resolves.
+
+A module named in `TURNQUEUE_MODULES` has a function `register(registry: Registry) -> None`.  Found is not enabled: a
+profile lists the tools that its operations may use.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from inspect import cleandoc
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from executors.context import Context
+from executors.outcomes import Reconciled
+from orchestrator.domain.errors import ConfigError
+from orchestrator.domain.model import Effect
+from policy.base import Decision, Principal
+
+Handler = Callable[[Any, Context], Any]
+ReconcileHandler = Callable[[Any, str, str | None, Context], Reconciled]
+Authorizer = Callable[[Any, Principal], Decision]
+ApprovalRule = Callable[[Any, Principal], bool]
+
+NAME = re.compile(r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
+QUEUE = re.compile(r"^[a-z][a-z0-9_-]{0,31}$")
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyContract:
+    """The downstream's promise: a request repeated under one key is applied once, for `retention` after the first.
+
+    `carrier` says how the key travels: `header` is added by `ctx.http` under `name`; `field` is the handler's job.
+    """
+
+    name: str = "Idempotency-Key"
+    carrier: Literal["header", "field"] = "header"
+    retention: timedelta = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """One reviewed tool, host-owned. Validated when built; a bad spec is a ConfigError that names the field.
+
+    - `handler(args, ctx)` returns `result` (or a mapping of its fields), `Accepted`, or raises an `outcomes.ToolError`.
+    - `reconcile(args, idempotency_key, reference, ctx)` asks the downstream what became of a write.
+    - `authorize(args, principal)` decides on the resource (ownership, amount, state); it may read the host's stores.
+    - `approval` is True, or a predicate over the validated arguments: a person must decide first.
+    - `intent` names the argument fields that make up the business intent (default: all). Same intent fields with
+      other arguments in one operation is a conflict.
+    - `unreconcilable=True` is how a `create` tool says that it has neither contract nor handler: its uncertain
+      outcomes wait for an operator.
+    - `expose` is the allowlist of result fields that the model may see (default: all of the result model).
+    - `timeout` is seconds per attempt; `concurrency` is the fleet-wide limit of attempts in flight.
+    """
+
+    name: str
+    description: str
+    arguments: type[BaseModel]
+    result: type[BaseModel]
+    handler: Handler
+    effect: Effect
+    version: str = "1"
+    egress: bool = False
+    queue: str = ""  # default: "reads" for reads, "writes" for the others
+    timeout: float = 30.0
+    concurrency: int | None = None
+    scopes: frozenset[str] = frozenset()
+    authorize: Authorizer | None = None
+    approval: bool | ApprovalRule = False
+    approval_ttl: timedelta = timedelta(hours=24)
+    intent: tuple[str, ...] | None = None
+    independent: bool = False  # this write may run beside the other writes of its turn
+    max_attempts: int = 3
+    idempotency: IdempotencyContract | None = None
+    reconcile: ReconcileHandler | None = None
+    conclusive_after: timedelta = timedelta(seconds=30)  # how long "absent" is no evidence
+    unreconcilable: bool = False
+    reference_field: str | None = None  # result field with the downstream's own id
+    expose: frozenset[str] | None = None
+    max_result_bytes: int = 64 * 1024
+    schema: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.queue:
+            object.__setattr__(self, "queue", "writes" if self.effect.writes else "reads")
+        object.__setattr__(self, "schema", self.arguments.model_json_schema())
+        for problem in _problems(self):
+            raise ConfigError("BAD_TOOL_SPEC", f"tool {self.name!r}: {problem}")
+
+    @property
+    def needs_action(self) -> bool:
+        """Whether a call of it is always tracked as an action, even where it only reads."""
+        return self.effect.writes or self.egress or self.approval is not False
+
+    @property
+    def intent_fields(self) -> tuple[str, ...]:
+        return self.intent if self.intent is not None else tuple(self.arguments.model_fields)
+
+
+def _problems(spec: ToolSpec) -> Iterator[str]:
+    if not NAME.match(spec.name):
+        yield "name must be 1-64 letters, digits, '_' or '-', starting with a letter or '_'"
+    if not spec.description.strip():
+        yield "description is empty; say what it does, when it applies and whether it changes anything"
+    if not QUEUE.match(spec.queue):
+        yield f"queue {spec.queue!r} must be a short lower-case word"
+    if spec.queue == "orchestrator":
+        yield "queue 'orchestrator' is reserved for model turns"
+    if not spec.version:
+        yield "version is empty"
+    if spec.timeout <= 0:
+        yield "timeout must be positive (seconds)"
+    if spec.concurrency is not None and spec.concurrency < 1:
+        yield "concurrency must be at least 1, or None for no limit"
+    if spec.max_attempts < 1:
+        yield "max_attempts must be at least 1"
+    if spec.max_result_bytes < 256:
+        yield "max_result_bytes must be at least 256"
+    if spec.arguments.model_config.get("extra") != "forbid":
+        yield f"arguments model {spec.arguments.__name__} must set extra='forbid', so that unknown fields are refused"
+    yield from _field_problems(spec)
+    yield from _write_problems(spec)
+
+
+def _field_problems(spec: ToolSpec) -> Iterator[str]:
+    if spec.intent is not None and not spec.intent:
+        yield "intent is empty; leave it out to use every argument"
+    for name in spec.intent or ():
+        if name not in spec.arguments.model_fields:
+            yield f"intent field {name!r} is not an argument"
+    for name in spec.expose or ():
+        if name not in spec.result.model_fields:
+            yield f"expose field {name!r} is not in the result model"
+    if spec.reference_field is not None and spec.reference_field not in spec.result.model_fields:
+        yield f"reference_field {spec.reference_field!r} is not in the result model"
+
+
+def _write_problems(spec: ToolSpec) -> Iterator[str]:
+    recoverable = spec.idempotency is not None or spec.reconcile is not None
+    if spec.effect is Effect.CREATE and not recoverable and not spec.unreconcilable:
+        yield (
+            "a create tool needs an idempotency contract or a reconcile handler; "
+            "set unreconcilable=True to say that an operator settles its uncertain outcomes"
+        )
+    if recoverable and spec.unreconcilable:
+        yield "unreconcilable=True contradicts the idempotency contract or reconcile handler"
+    if spec.effect is Effect.READ and (spec.idempotency or spec.unreconcilable):
+        yield "a read takes no idempotency contract"
+
+
+def tool(
+    *, effect: Effect | str, name: str | None = None, description: str | None = None, **fields: Any
+) -> Callable[[Handler], ToolSpec]:
+    """Turn a handler into a ToolSpec; argument and result models come from its annotations.
+
+        @tool(effect="read", scopes=frozenset({"orders:read"}))
+        def get_order(args: GetOrder, ctx: Context) -> Order:
+            '''Return one order of the authenticated customer. Changes nothing.'''
+    """
+
+    def build(handler: Handler) -> ToolSpec:
+        hints = _handler_models(handler)
+        return ToolSpec(
+            name=name or handler.__name__,
+            description=description or cleandoc(handler.__doc__ or ""),
+            handler=handler,
+            effect=Effect(effect),
+            **{**hints, **fields},
+        )
+
+    return build
+
+
+def _handler_models(handler: Handler) -> dict[str, type[BaseModel]]:
+    import typing  # noqa: PLC0415 - only needed while tools register
+
+    hints = typing.get_type_hints(handler)
+    result = hints.pop("return", None)
+    candidates = [h for h in typing.get_args(result) or (result,) if isinstance(h, type) and issubclass(h, BaseModel)]
+    arguments = next(iter(hints.values()), None)
+    if not (isinstance(arguments, type) and issubclass(arguments, BaseModel)) or len(candidates) != 1:
+        raise ConfigError(
+            "BAD_TOOL_SPEC",
+            f"handler {handler.__name__!r} must be annotated as (args: ArgumentsModel, ctx: Context) -> ResultModel",
+        )
+    return {"arguments": arguments, "result": candidates[0]}
+
+
+class Registry:
+    """The tools this process knows, by name. Refuses duplicates; unknown names raise."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, ToolSpec] = {}
+
+    def add(self, *specs: ToolSpec) -> None:
+        for spec in specs:
+            if spec.name in self._tools:
+                raise ConfigError("DUPLICATE_TOOL", f"tool {spec.name!r} is registered twice")
+            self._tools[spec.name] = spec
+
+    def get(self, name: str) -> ToolSpec | None:
+        return self._tools.get(name)
+
+    def __iter__(self) -> Iterator[ToolSpec]:
+        return iter(self._tools.values())
