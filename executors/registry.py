@@ -5,6 +5,7 @@ profile lists the tools that its operations may use.
 """
 
 import re
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,6 +19,7 @@ from executors.outcomes import Reconciled
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import Effect
 from policy.base import Decision, Principal
+from policy.profile import Profile
 
 Handler = Callable[[Any, Context], Any]
 ReconcileHandler = Callable[[Any, str, str | None, Context], Reconciled]
@@ -156,9 +158,9 @@ def tool(
 ) -> Callable[[Handler], ToolSpec]:
     """Turn a handler into a ToolSpec; argument and result models come from its annotations.
 
-        @tool(effect="read", scopes=frozenset({"orders:read"}))
-        def get_order(args: GetOrder, ctx: Context) -> Order:
-            '''Return one order of the authenticated customer. Changes nothing.'''
+    @tool(effect="read", scopes=frozenset({"orders:read"}))
+    def get_order(args: GetOrder, ctx: Context) -> Order:
+        '''Return one order of the authenticated customer. Changes nothing.'''
     """
 
     def build(handler: Handler) -> ToolSpec:
@@ -175,8 +177,6 @@ def tool(
 
 
 def _handler_models(handler: Handler) -> dict[str, type[BaseModel]]:
-    import typing  # noqa: PLC0415 - only needed while tools register
-
     hints = typing.get_type_hints(handler)
     result = hints.pop("return", None)
     candidates = [h for h in typing.get_args(result) or (result,) if isinstance(h, type) and issubclass(h, BaseModel)]
@@ -190,10 +190,11 @@ def _handler_models(handler: Handler) -> dict[str, type[BaseModel]]:
 
 
 class Registry:
-    """The tools this process knows, by name. Refuses duplicates; unknown names raise."""
+    """The tools and profiles this process knows, by name. Refuses duplicates."""
 
     def __init__(self) -> None:
         self._tools: dict[str, ToolSpec] = {}
+        self._profiles: dict[str, Profile] = {}
 
     def add(self, *specs: ToolSpec) -> None:
         for spec in specs:
@@ -201,8 +202,35 @@ class Registry:
                 raise ConfigError("DUPLICATE_TOOL", f"tool {spec.name!r} is registered twice")
             self._tools[spec.name] = spec
 
-    def get(self, name: str) -> ToolSpec | None:
+    def add_profile(self, *profiles: Profile) -> None:
+        for profile in profiles:
+            if profile.name in self._profiles:
+                raise ConfigError("DUPLICATE_PROFILE", f"profile {profile.name!r} is registered twice")
+            self._profiles[profile.name] = profile
+
+    def tool(self, name: str) -> ToolSpec | None:
         return self._tools.get(name)
 
-    def __iter__(self) -> Iterator[ToolSpec]:
-        return iter(self._tools.values())
+    def profile(self, name: str) -> Profile | None:
+        return self._profiles.get(name)
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return tuple(self._tools.values())
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        return tuple(self._profiles.values())
+
+    def check(self) -> None:
+        """Every profile's tools exist. Called once, after all modules have registered; raises ConfigError."""
+        for profile in self.profiles:
+            named = (*profile.tools, *profile.required_tools, *profile.budgets.calls_per_tool)
+            for name in named:
+                if name not in self._tools:
+                    raise ConfigError("UNKNOWN_TOOL", f"profile {profile.name!r} names unknown tool {name!r}")
+            for name in profile.required_tools:
+                if name not in profile.tools:
+                    raise ConfigError(
+                        "BAD_PROFILE", f"profile {profile.name!r}: required tool {name!r} is not in tools"
+                    )

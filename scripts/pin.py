@@ -13,7 +13,8 @@ PINS = re.compile(r"^constraint-dependencies = \[\n.*?^\]\n", re.M | re.S)
 
 
 def main() -> None:
-    pins = subprocess.run([*COMPILE.split(), str(PYPROJECT)], check=True, capture_output=True, text=True).stdout.splitlines()
+    compiled = subprocess.run([*COMPILE.split(), str(PYPROJECT)], check=True, capture_output=True, text=True)
+    pins = compiled.stdout.splitlines()
     quoted = "".join(f"    '{pin.replace(chr(39), chr(34))}',\n" for pin in pins if pin.strip())
     text = PYPROJECT.read_text()
     PYPROJECT.write_text(PINS.sub(lambda _: f"constraint-dependencies = [\n{quoted}]\n", text))

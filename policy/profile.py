@@ -1,0 +1,92 @@
+"""Profile: the named, versioned recipe of an operation. Frozen by digest when an operation starts."""
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import rfc8785
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.domain.errors import ConfigError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budgets(_Frozen):
+    """Limits of one operation; None means no limit of that kind. All are counted in the database."""
+
+    turns: int = Field(default=12, ge=1)
+    calls: int = Field(default=50, ge=0)
+    calls_per_tool: dict[str, int] = Field(default_factory=dict)
+    writes: int = Field(default=10, ge=0)
+    input_tokens: int | None = Field(default=None, ge=1)
+    output_tokens: int | None = Field(default=None, ge=1)
+    cost_usd: float | None = Field(default=None, gt=0)
+    wall_seconds: float = Field(default=3600.0, gt=0)
+    parallel: int = Field(default=8, ge=1, description="calls of one operation in flight at once")
+    result_bytes: int = Field(default=1_000_000, ge=256, description="total of all observations")
+    no_progress_turns: int = Field(default=3, ge=1, description="turns that only repeat known calls before it stops")
+
+
+class Prices(_Frozen):
+    """US dollars per million tokens."""
+
+    input: float = Field(default=0.0, ge=0)
+    cached: float | None = Field(default=None, ge=0)
+    output: float = Field(default=0.0, ge=0)
+
+
+class Model(_Frozen):
+    """Where the model is and how it is asked.
+
+    `api` names an adapter.  `api_key_env` names the environment variable that holds the key (the key itself is never
+    stored).  `base_url` may be `$NAME`: then the environment variable NAME of the worker gives it.
+    """
+
+    api: str
+    name: str
+    base_url: str
+    api_key_env: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    azure_deployment: str | None = None
+    azure_api_version: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    timeout: float = Field(default=120.0, gt=0, description="seconds for one request")
+    parallel_calls: bool = True
+    server_state: bool = Field(default=False, description="continue by previous response id instead of resending")
+    provider_tools_on_loss: Literal["ask_again", "stop"] = "ask_again"
+
+
+class Profile(_Frozen):
+    """One recipe. `tools` is what its operations may use, by name: registered is not enabled."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
+    version: str = "1"
+    model: Model
+    instructions: str
+    tools: tuple[str, ...] = ()
+    budgets: Budgets = Budgets()
+    prices: Prices = Prices()
+    required_tools: tuple[str, ...] = ()
+    output_schema: dict[str, Any] | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hex of the RFC 8785 form: the same recipe has the same digest everywhere."""
+        return hashlib.sha256(b"profile-v1\0" + rfc8785.dumps(self.model_dump(mode="json"))).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> "Profile":
+        """Read a TOML file; raises ConfigError that names the file and the field."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text()))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError("BAD_PROFILE", f"{path}: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigError("BAD_PROFILE", f"{path}: {where}: {first['msg']}") from None
