@@ -1,4 +1,4 @@
-"""What a handler is given besides its arguments: trusted facts and a scoped HTTP client. Nothing here comes from the model."""
+"""What a handler is given besides its arguments: trusted facts and a scoped HTTP client, nothing from the model."""
 
 import time
 from dataclasses import dataclass
