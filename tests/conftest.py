@@ -1,0 +1,72 @@
+"""Real servers for every test: one PostgreSQL and one Valkey per session, a database of its own per module.
+
+`TURNQUEUE_DATABASE_URL` and `TURNQUEUE_BROKER_URL` point the tests at other servers.
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pytest
+import redis
+from sqlalchemy.engine import make_url
+
+from embedded.databases import create_database, drop_database
+from embedded.servers import EmbeddedServers, Servers
+
+_BROKER_DATABASES = count()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """The session's PostgreSQL and Valkey."""
+    # Not tmp_path: as root the servers run as another user, who cannot enter pytest's private directory.
+    home = Path(tempfile.mkdtemp(prefix="tq-"))
+    try:
+        with EmbeddedServers(home) as started:
+            yield started
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def database_url(servers: Servers) -> Iterator[str]:
+    """A fresh, empty database for this test module (no tables); dropped afterwards."""
+    name = f"test_{os.getpid()}_{uuid.uuid4().hex[:12]}"
+    yield create_database(servers.database_url, name)
+    drop_database(servers.database_url, name)
+
+
+@pytest.fixture(scope="module")
+def broker_url(servers: Servers) -> Iterator[str]:
+    """An empty numbered database of the broker for this test module.  Another kind of broker is used as it is."""
+    if not servers.broker_url.startswith(("redis://", "redis+socket://")):
+        yield servers.broker_url
+        return
+    # 1..15: what a Redis with default settings has, without the one that other programs use.
+    url = with_broker_database(servers.broker_url, next(_BROKER_DATABASES) % 15 + 1)
+    with redis_client(url) as client:
+        client.flushdb()
+        yield url
+        client.flushdb()
+
+
+def with_broker_database(url: str, number: int) -> str:
+    """The same Redis server, another numbered database."""
+    if url.startswith("redis+socket://"):
+        return f"{url.split('?', 1)[0]}?virtual_host={number}"
+    return make_url(url).set(database=str(number)).render_as_string(hide_password=False)
+
+
+def redis_client(url: str) -> redis.Redis:
+    """A redis-py client for a kombu URL (`redis://` or `redis+socket://`)."""
+    if not url.startswith("redis+socket://"):
+        return redis.Redis.from_url(url)
+    parts = urlsplit(url)
+    number = int(dict(parse_qsl(parts.query)).get("virtual_host", "0"))
+    return redis.Redis(unix_socket_path=unquote(parts.path), db=number)
