@@ -261,7 +261,7 @@ def psycopg_url(url: str) -> str:
 
 
 def open_pool(database_url: str, size: int) -> ConnectionPool[Db]:
-    """The caller closes it. Raises PoolTimeout when the database does not answer within 30 s."""
+    """The caller closes it. Raises PoolTimeout when the database does not answer within 15 s."""
     pool: ConnectionPool[Db] = ConnectionPool(
         psycopg_url(database_url),
         connection_class=psycopg.Connection[store.Row],
@@ -270,7 +270,7 @@ def open_pool(database_url: str, size: int) -> ConnectionPool[Db]:
         max_size=size,
         open=False,
     )
-    pool.open(wait=True)
+    pool.open(wait=True, timeout=15)
     return pool
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from examples.support.authorization import own_draft, own_order
 from examples.support.client import UnexpectedAnswer, ask, refusal_of, result
 from executors.context import Context
-from executors.outcomes import Absent, Applied, NotApplied, Reconciled
+from executors.outcomes import Absent, Applied, NotApplied, Reconciled, ToolRejected
 from executors.registry import IdempotencyContract, tool
 
 MAX_REFUND_CENTS = 10_000_000
@@ -118,15 +118,19 @@ def draft_refund(args: DraftRefund, ctx: Context) -> RefundDraft:
 def reconcile_refund(args: SubmitRefund, idempotency_key: str, reference: str | None, ctx: Context) -> Reconciled:
     """Ask the shop what became of the refund under the key.
 
-    "No trace" is Absent, a recorded refusal is NotApplied: the shop replays it to any later request with that key.
+    "No trace" is Absent; a recorded refusal is NotApplied, because the shop replays it to any later request with that
+    key.  Raises ToolUnavailable or UnexpectedAnswer when the shop said neither.
     """
     response = ask(ctx.http, ctx.principal, "GET", f"/refunds/by-key/{quote(idempotency_key, safe='')}")
-    if response.status_code == 404 and refusal_of(response).code == "REFUND_UNAVAILABLE":
-        return Absent()
     if response.status_code == 409:
         refusal = refusal_of(response)
         return NotApplied(refusal.code, f"the shop recorded a refusal under this key: {refusal.message}")
-    refund = _confirmed(args, result(response, Refund))
+    try:
+        refund = _confirmed(args, result(response, Refund))
+    except ToolRejected as error:  # refuses our question, so it says nothing about the refund
+        if error.code == "REFUND_UNAVAILABLE":
+            return Absent()
+        raise UnexpectedAnswer(f"the lookup was refused: {error.code}") from error
     return Applied(refund, refund.refund_id)
 
 
