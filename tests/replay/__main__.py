@@ -1,0 +1,100 @@
+"""Replay a workload folder through real servers and workers, and check everything that it says.
+
+    python -m tests.replay DIR [--volume] [--provider NAME] [--workers N] [--json]
+
+Exit code 0 only when every task, batch, error case and authorization case came out right and no effect happened twice.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from embedded.stack import exit_on_sigterm
+from tests.replay.domains import domain
+from tests.replay.launch import launch
+from tests.replay.report import Report
+from tests.replay.runner import OnProgress, Runner
+from tests.replay.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    folder: Path
+    volume: bool
+    provider: str
+    workers: int
+    in_flight: int
+    json: bool
+    keep: bool
+
+
+def parse(arguments: list[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m tests.replay", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a workload folder, such as .../workloads/tau_retail")
+    parser.add_argument("--volume", action="store_true", help="also the large set of writes, and its batch")
+    parser.add_argument("--provider", default="openai-responses", metavar="NAME", help="adapter (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes per kind (default %(default)s)")
+    parser.add_argument(
+        "--in-flight", type=int, default=32, metavar="N", help="operations at once, default %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
+    parser.add_argument("--keep", action="store_true", help="keep data and logs; stderr says where")
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+def replay(options: Options, console: Console) -> Report:
+    """Start everything, run it, stop everything. Raises ValueError where the state is not the one of the tasks."""
+    workload = Workload.load(options.folder)
+    about = domain(workload.domain)
+    with launch(about, provider=options.provider, workers=options.workers, keep=options.keep) as running:
+        if options.keep:
+            console.print(f"logs: {running.home / 'logs'}", markup=False)
+        if running.records.seed(workload.state()) != workload.base_digest:
+            raise ValueError(f"{options.folder}/db.json is not the state that the tasks start from")
+        with progress(console) as on_progress:
+            return Runner(
+                workload=workload,
+                client=running.client,
+                records=running.records,
+                any_scope=about.any_scope,
+                add_scripts=running.model.add,
+                on_progress=on_progress,
+                in_flight=options.in_flight,
+            ).run(volume=options.volume)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[OnProgress]:
+    """One bar per phase on the console."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        shown: dict[str, TaskID] = {}
+
+        def on_progress(phase: str, done: int, total: int) -> None:
+            if phase not in shown:
+                shown[phase] = bars.add_task(phase, total=total)
+            bars.update(shown[phase], completed=done)
+
+        yield on_progress
+
+
+def main() -> int:
+    options = parse()
+    with exit_on_sigterm():
+        report = replay(options, Console(stderr=True))
+    if options.json:
+        print(json.dumps(report.to_json()))
+    else:
+        report.show(Console())
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

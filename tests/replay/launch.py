@@ -1,0 +1,78 @@
+"""Real servers, a database of its own, the scripted model and the worker processes of one replay."""
+
+import dataclasses
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from embedded.databases import drop_database
+from embedded.servers import EmbeddedServers, Servers
+from embedded.stack import Stack, Worker
+from examples.scripted_model import ScriptedModel
+from tests.replay.client import Client
+from tests.replay.domains import Domain, Records
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Running:
+    """What a replay works with; all of it is stopped by `launch`."""
+
+    client: Client
+    records: Records
+    model: ScriptedModel
+    stack: Stack
+    home: Path
+
+
+@contextmanager
+def launch(about: Domain, *, provider: str, workers: int = 1, keep: bool = False) -> Iterator[Running]:
+    """Start everything and wait until it is ready. `keep` leaves data and logs in `home`."""
+    with _servers(keep) as servers, ScriptedModel.start() as model:
+        tools = about.environment(database_url=servers.database_url, model_url=model.base_url, provider=provider)
+        env = {**tools, "TURNQUEUE_QUEUE_PREFIX": f"replay-{uuid.uuid4().hex[:8]}:"}
+        with (
+            closing(about.open(servers.database_url)) as records,
+            Stack(servers, modules=about.modules, env=env, workers=_workers(workers)) as stack,
+        ):
+            stack.wait_ready()
+            with Client.connect({**os.environ, **_settings(servers, about), **env}, about.profile) as client:
+                yield Running(client, records, model, stack, servers.data_dir)
+
+
+@contextmanager
+def _servers(keep: bool) -> Iterator[Servers]:
+    """Servers in a directory of their own (or those that the environment names), with a fresh database."""
+    home = Path(tempfile.mkdtemp(prefix="tq-replay-"))
+    try:
+        with EmbeddedServers(home) as servers:
+            name = f"replay_{uuid.uuid4().hex[:12]}"
+            yield dataclasses.replace(servers, database_url=servers.database(name))
+            if not keep:
+                drop_database(servers.database_url, name)
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _settings(servers: Servers, about: Domain) -> dict[str, str]:
+    return {
+        "TURNQUEUE_DATABASE_URL": servers.database_url,
+        "TURNQUEUE_BROKER_URL": servers.broker_url,
+        "TURNQUEUE_MODULES": ",".join(about.modules),
+    }
+
+
+def _workers(number: int) -> list[Worker]:
+    """So many processes of each kind."""
+    return [
+        worker
+        for i in range(number)
+        for worker in (
+            Worker(f"orchestrator{i}", ("orchestrator",), log_level="INFO"),
+            Worker(f"executors{i}", ("reads", "writes"), log_level="INFO"),
+        )
+    ]

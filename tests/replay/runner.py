@@ -1,0 +1,136 @@
+"""Plays a workload's operations, many at once, and checks what came of each."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tests.replay import checks, jobs
+from tests.replay.checks import Identity, Outcome
+from tests.replay.client import Client
+from tests.replay.domains import EffectRow, Records
+from tests.replay.jobs import Job
+from tests.replay.report import Report
+from tests.replay.workload import Batch, Call, Task, Workload
+
+OnProgress = Callable[[str, int, int], None]  # phase, done, of how many
+
+
+@dataclass(slots=True)
+class Runner:
+    """`add_scripts` gives scripts to the model; `seconds` bounds one operation, from submission to end."""
+
+    workload: Workload
+    client: Client
+    records: Records
+    any_scope: str
+    add_scripts: Callable[[list[dict[str, Any]]], None]
+    on_progress: OnProgress
+    in_flight: int = 32
+    seconds: float = 300.0
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = Report(self.workload.folder.name)
+
+    def run(self, *, volume: bool) -> Report:
+        """Everything in the folder; the volume set only where asked."""
+        started = time.monotonic()
+        load = self.workload
+        self.tasks("tasks", load.tasks)
+        if volume:
+            self.tasks("volume tasks", load.volume)
+        self.batch("batch", load.batch)
+        if volume and load.volume_batch is not None:
+            self.batch("volume batch", load.volume_batch)
+        self.error_cases()
+        self.authz_cases()
+        self.report.wall_s = time.monotonic() - started
+        return self.report
+
+    def tasks(self, phase: str, tasks: Sequence[Task]) -> None:
+        """Each task in a world of its own."""
+        outcomes = self._play(phase, [jobs.task_job(task, self.any_scope) for task in tasks])
+        ledger = self._ledger([task.id for task in tasks])
+        for task in tasks:
+            wrong = self._answers(outcomes[task.id], partial(checks.task_wrong, task))
+            wrong += self._state(task.id, task.final_digest)
+            wrong += self._effects(ledger[task.id], checks.effects_wanted([task]))
+            self.report.passed += self.report.fail(task.id, wrong)
+        self.report.tasks += len(tasks)
+
+    def batch(self, phase: str, batch: Batch) -> None:
+        """All tasks at the same time in one shared world, against the one digest."""
+        world = phase.replace(" ", "-")
+        outcomes = self._play(phase, [jobs.task_job(task, self.any_scope, world) for task in batch.tasks])
+        right = True
+        for task in batch.tasks:
+            name = f"{world}/{task.id}"
+            wrong = self._answers(outcomes[name], partial(checks.task_wrong, task))
+            right &= self.report.fail(name, wrong)
+        rows = self._ledger([world])[world]
+        wrong = self._state(world, batch.final_digest) + self._effects(rows, checks.effects_wanted(batch.tasks))
+        right &= self.report.fail(world, wrong)
+        self.report.batch_tasks += len(batch.tasks)
+        self.report.batch_ok &= right
+
+    def error_cases(self) -> None:
+        """The setup first, in operations of its own; then the call that the domain refuses, in the same world."""
+        cases = self.workload.errors
+        self._play("setup of error cases", jobs.setup_jobs(cases, self.any_scope))
+        outcomes = self._play("error cases", [jobs.error_job(case, self.any_scope) for case in cases])
+        ledger = self._ledger([case.id for case in cases])
+        for case in cases:
+            wrong = self._answers(outcomes[case.id], partial(checks.error_wrong, case))
+            wrong += self._state(case.id, case.digest) + self._effects(ledger[case.id], _identities(case.setup))
+            self.report.errors_passed += self.report.fail(case.id, wrong)
+        self.report.error_cases += len(cases)
+
+    def authz_cases(self) -> None:
+        """Somebody else's record: refused, nothing tried, nothing changed."""
+        cases = self.workload.authz
+        outcomes = self._play("authorization cases", [jobs.authz_job(case) for case in cases])
+        ledger = self._ledger([case.id for case in cases])
+        for case in cases:
+            wrong = self._answers(outcomes[case.id], partial(checks.authz_wrong, case))
+            wrong += self._state(case.id, case.digest) + self._effects(ledger[case.id], Counter())
+            self.report.authz_refused += self.report.fail(case.id, wrong)
+        self.report.authz_cases += len(cases)
+
+    def _play(self, phase: str, todo: Sequence[Job]) -> dict[str, Outcome | None]:
+        """Run the jobs, at most `in_flight` at once; None: it did not end in time."""
+        self.add_scripts([job.script() for job in todo])
+        return dict(self._ended(phase, todo))
+
+    def _ended(self, phase: str, todo: Sequence[Job]) -> Iterator[tuple[str, Outcome | None]]:
+        with ThreadPoolExecutor(self.in_flight) as pool:
+            running = {pool.submit(self._one, job): job for job in todo}
+            for done, future in enumerate(as_completed(running), 1):
+                self.on_progress(phase, done, len(todo))
+                yield running[future].id, future.result()
+
+    def _one(self, job: Job) -> Outcome | None:
+        return self.client.wait(self.client.submit(job), time.monotonic() + self.seconds)
+
+    def _answers(self, outcome: Outcome | None, check: Callable[[Outcome], list[str]]) -> list[str]:
+        return check(outcome) if outcome is not None else [f"did not end within {self.seconds:g} s"]
+
+    def _state(self, world: str, wanted: str) -> list[str]:
+        return [] if self.records.state_digest(world) == wanted else ["another final state"]
+
+    def _effects(self, rows: Sequence[EffectRow], wanted: Counter[Identity]) -> list[str]:
+        self.report.duplicate_effects += checks.count_duplicates(rows, wanted)
+        return checks.effects_wrong(rows, wanted)
+
+    def _ledger(self, worlds: Sequence[str]) -> dict[str, list[EffectRow]]:
+        rows: dict[str, list[EffectRow]] = defaultdict(list)
+        for row in self.records.effects(worlds):
+            rows[row.world].append(row)
+        return rows
+
+
+def _identities(calls: Sequence[Call]) -> Counter[Identity]:
+    return Counter(call.identity for call in calls)

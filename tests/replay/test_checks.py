@@ -1,0 +1,153 @@
+"""The comparisons of the replay must notice what is wrong: a check that passes everything proves nothing."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.replay import checks
+from tests.replay.checks import Answered, Outcome
+from tests.replay.jobs import STAFF, authz_job, task_job
+from tests.replay.report import Report
+from tests.replay.workload import Action, AuthzCase, Call, ErrorCase, Task, digest
+
+READ = Call("get_thing", {"id": "1"})
+WRITE = Call("change_thing", {"id": "1"})
+TASK = Task(
+    "t-1",
+    "please",
+    "ann",
+    frozenset({"ann"}),
+    (
+        Action(READ, 1, False, digest({"id": "1"}), None),
+        Action(Call("get_thing", {"id": "2"}), 1, False, None, "Thing not found"),
+        Action(WRITE, 2, True, digest({"id": "1", "n": 1.5}), None),
+    ),
+    "final",
+)
+
+
+def succeeded(call: Call, data: object) -> Answered:
+    return Answered(call, {"state": "succeeded", "data": data}, is_error=False, attempts=1)
+
+
+def refused(call: Call, code: str, message: str | None = None, attempts: int = 0) -> Answered:
+    return Answered(call, {"state": "rejected", "code": code, "message": message}, is_error=True, attempts=attempts)
+
+
+RIGHT = Outcome(
+    "COMPLETED",
+    None,
+    (
+        succeeded(READ, {"id": "1"}),
+        refused(TASK.actions[1].call, "THING_NOT_FOUND", "Thing not found", attempts=1),
+        succeeded(WRITE, {"n": 1.5, "id": "1"}),
+    ),
+)
+
+
+def with_call(number: int, answered: Answered) -> Outcome:
+    calls = list(RIGHT.calls)
+    calls[number] = answered
+    return replace(RIGHT, calls=tuple(calls))
+
+
+def test_what_is_right_passes() -> None:
+    assert checks.task_wrong(TASK, RIGHT) == []
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        replace(RIGHT, state="INCOMPLETE", reason="TURN_BUDGET"),
+        replace(RIGHT, calls=RIGHT.calls[:2]),
+        replace(RIGHT, calls=(*RIGHT.calls, RIGHT.calls[0])),
+        replace(RIGHT, calls=RIGHT.calls[::-1]),
+        with_call(0, succeeded(READ, {"id": "2"})),
+        with_call(0, refused(READ, "GONE", "Gone")),
+        with_call(0, Answered(READ, {"state": "unknown"}, is_error=False, attempts=1)),
+        with_call(1, refused(TASK.actions[1].call, "THING_NOT_FOUND", "No thing")),
+        with_call(1, succeeded(TASK.actions[1].call, "Thing not found")),
+        with_call(2, succeeded(WRITE, {"id": "1", "n": 1.5000001})),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_seen(outcome: Outcome) -> None:
+    assert checks.task_wrong(TASK, outcome)
+
+
+def one(answered: Answered) -> Outcome:
+    return Outcome("COMPLETED", None, (answered,))
+
+
+def test_error_cases() -> None:
+    case = ErrorCase("e", (), WRITE, True, "Not now", "digest")
+    invalid = replace(case, valid=False)
+    assert checks.error_wrong(case, one(refused(WRITE, "NOT_NOW", "Not now", attempts=1))) == []
+    assert checks.error_wrong(case, one(refused(WRITE, "NOT_NOW", "Not now.", attempts=1)))
+    assert checks.error_wrong(case, one(succeeded(WRITE, {})))
+    assert checks.error_wrong(invalid, one(refused(WRITE, "BAD_ARGUMENTS"))) == []
+    assert checks.error_wrong(invalid, one(refused(WRITE, "BAD_ARGUMENTS", attempts=1)))
+    assert checks.error_wrong(invalid, one(succeeded(WRITE, {})))
+
+
+def test_authorization_cases() -> None:
+    case = AuthzCase("a", "bob", WRITE, "digest")
+    assert checks.authz_wrong(case, one(refused(WRITE, "FORBIDDEN_RESOURCE"))) == []
+    assert checks.authz_wrong(case, one(refused(WRITE, "FORBIDDEN_RESOURCE", attempts=1)))
+    assert checks.authz_wrong(case, one(refused(WRITE, "NOT_FOUND")))
+    assert checks.authz_wrong(case, one(succeeded(WRITE, {})))
+    assert authz_job(case).scopes == frozenset()
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    tool: str
+    arguments_digest: str
+    world: str = "w"
+
+
+def row(key: str, call: Call) -> Row:
+    return Row(key, *call.identity)
+
+
+@pytest.mark.parametrize(
+    ("rows", "duplicates", "wrong"),
+    [
+        ([row("k", WRITE)], 0, 0),
+        ([], 0, 1),
+        ([row("k", WRITE), row("k", WRITE)], 1, 1),
+        ([row("k", WRITE), row("other", WRITE)], 1, 1),
+        ([row("k", WRITE), row("k", WRITE), row("other", WRITE)], 2, 1),
+        ([row("k", WRITE), row("x", READ)], 1, 1),
+        ([row("x", READ)], 1, 2),
+    ],
+)
+def test_effects_are_counted(rows: list[Row], duplicates: int, wrong: int) -> None:
+    wanted = checks.effects_wanted([TASK])
+    assert wanted == Counter({WRITE.identity: 1})
+    assert checks.count_duplicates(rows, wanted) == duplicates
+    assert len(checks.effects_wrong(rows, wanted)) == wrong
+
+
+def test_a_task_becomes_an_operation() -> None:
+    own, shared = task_job(TASK, "any"), task_job(TASK, "any", "batch")
+    assert (own.world, shared.world) == ("t-1", "batch")
+    assert own.id != shared.id
+    assert own.scopes == frozenset()
+    assert own.input.startswith("[script:t-1] ")
+    assert [len(turn.get("calls", [])) for turn in own.script()["turns"]] == [2, 1, 0]
+    staff = task_job(replace(TASK, subject=None), "any")
+    assert (staff.subject, staff.scopes) == (STAFF, frozenset({"any"}))
+    assert task_job(replace(TASK, owners=frozenset({"ann", "bob"})), "any").scopes == {"any"}
+
+
+def test_a_report_is_right_only_when_everything_is() -> None:
+    report = Report("w", tasks=1, passed=1)
+    assert report.ok
+    assert report.fail("x", []) is True
+    assert report.fail("x", ["a", "b"]) is False
+    assert not report.ok
+    assert report.to_json()["failed"] == [{"id": "x", "why": "a; b"}]
+    assert not Report("w", duplicate_effects=1).ok
+    assert not Report("w", batch_ok=False).ok
