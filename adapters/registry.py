@@ -1,0 +1,17 @@
+"""The adapters by the name that a profile uses for its wire format."""
+
+from adapters.base import Adapter
+from adapters.openai_chat import OpenAIChat
+from adapters.openai_responses import OpenAIResponses
+from orchestrator.domain.errors import ConfigError
+
+ADAPTERS: dict[str, Adapter] = {adapter.api: adapter for adapter in (OpenAIResponses(), OpenAIChat())}
+
+
+def adapter_for(api: str) -> Adapter:
+    """The adapter of a wire format; raises ConfigError UNKNOWN_API that lists the known ones."""
+    try:
+        return ADAPTERS[api]
+    except KeyError:
+        known = ", ".join(sorted(ADAPTERS))
+        raise ConfigError("UNKNOWN_API", f"model.api {api!r} has no adapter; known: {known}") from None
