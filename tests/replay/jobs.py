@@ -12,7 +12,7 @@ STAFF = "staff"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One operation to run. `id` also names the script; `waves` are the calls of each model turn."""
+    """One operation to run. `id` also names the script (letters, digits, `_.-`); `waves` are the calls of each model turn."""
 
     id: str
     world: str
@@ -45,14 +45,14 @@ def task_job(task: Task, any_scope: str, world: str | None = None) -> Job:
     """
     others = task.owners - {task.subject}
     scopes = frozenset({any_scope}) if task.subject is None or others else frozenset[str]()
-    name = task.id if world is None else f"{world}/{task.id}"
+    name = task.id if world is None else f"{world}.{task.id}"
     return Job(name, world or task.id, task.subject or STAFF, scopes, task.text, task.waves)
 
 
 def setup_jobs(cases: Iterable[ErrorCase], any_scope: str) -> list[Job]:
     """What must have happened before the cases' calls, each in an operation of its own."""
     return [
-        Job(f"{case.id}/setup", case.id, STAFF, frozenset({any_scope}), "Prepare.", tuple((c,) for c in case.setup))
+        Job(f"{case.id}.setup", case.id, STAFF, frozenset({any_scope}), "Prepare.", tuple((c,) for c in case.setup))
         for case in cases
         if case.setup
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from embedded.databases import drop_database
 from embedded.servers import EmbeddedServers, Servers
 from embedded.stack import Stack, Worker
-from examples.scripted_model import ScriptedModel
+from examples.scripted_model.process import ScriptedModel
 from tests.replay.client import Client
 from tests.replay.domains import Domain, Records
 
@@ -32,7 +32,9 @@ class Running:
 def launch(about: Domain, *, provider: str, workers: int = 1, keep: bool = False) -> Iterator[Running]:
     """Start everything and wait until it is ready. `keep` leaves data and logs in `home`."""
     with _servers(keep) as servers, ScriptedModel.start() as model:
-        tools = about.environment(database_url=servers.database_url, model_url=model.base_url, provider=provider)
+        tools = about.environment(
+            database_url=servers.database_url, model_url=_model_url(model, provider), provider=provider
+        )
         env = {**tools, "TURNQUEUE_QUEUE_PREFIX": f"replay-{uuid.uuid4().hex[:8]}:"}
         with (
             closing(about.open(servers.database_url)) as records,
@@ -56,6 +58,11 @@ def _servers(keep: bool) -> Iterator[Servers]:
     finally:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def _model_url(model: ScriptedModel, provider: str) -> str:
+    """Base URLs of the OpenAI form include the version; the others' paths do."""
+    return f"{model.url}/v1" if provider.startswith("openai") else model.url
 
 
 def _settings(servers: Servers, about: Domain) -> dict[str, str]:

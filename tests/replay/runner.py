@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tests.replay import checks, jobs
 from tests.replay.checks import Identity, Outcome
@@ -19,15 +19,23 @@ from tests.replay.workload import Batch, Call, Task, Workload
 OnProgress = Callable[[str, int, int], None]  # phase, done, of how many
 
 
+class Model(Protocol):
+    """The scripted model, as far as the replay needs it."""
+
+    def add(self, *scripts: Mapping[str, Any]) -> None: ...
+
+    def reset(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Runner:
-    """`add_scripts` gives scripts to the model; `seconds` bounds one operation, from submission to end."""
+    """`seconds` bounds one operation, from submission to end."""
 
     workload: Workload
     client: Client
     records: Records
     any_scope: str
-    add_scripts: Callable[[list[dict[str, Any]]], None]
+    model: Model
     on_progress: OnProgress
     in_flight: int = 32
     seconds: float = 300.0
@@ -68,7 +76,7 @@ class Runner:
         outcomes = self._play(phase, [jobs.task_job(task, self.any_scope, world) for task in batch.tasks])
         right = True
         for task in batch.tasks:
-            name = f"{world}/{task.id}"
+            name = f"{world}.{task.id}"
             wrong = self._answers(outcomes[name], partial(checks.task_wrong, task))
             right &= self.report.fail(name, wrong)
         rows = self._ledger([world])[world]
@@ -102,7 +110,8 @@ class Runner:
 
     def _play(self, phase: str, todo: Sequence[Job]) -> dict[str, Outcome | None]:
         """Run the jobs, at most `in_flight` at once; None: it did not end in time."""
-        self.add_scripts([job.script() for job in todo])
+        self.model.reset()  # it remembers every request; nobody asks for those of an earlier phase
+        self.model.add(*(job.script() for job in todo))
         return dict(self._ended(phase, todo))
 
     def _ended(self, phase: str, todo: Sequence[Job]) -> Iterator[tuple[str, Outcome | None]]:
