@@ -75,7 +75,8 @@ class ErrorFacts:
     @property
     def raw(self) -> str | None:
         """The most telling kind, for `Reply.raw_reason`; only a short token, never a sentence."""
-        return next((kind for kind in self.kinds if _TOKEN.fullmatch(kind)), None)
+        tokens = [kind for kind in self.kinds if _TOKEN.fullmatch(kind)]
+        return next((kind for kind in tokens if not kind.isdigit()), tokens[0] if tokens else None)
 
 
 def error_facts(body: Any) -> ErrorFacts:

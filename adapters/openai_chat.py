@@ -30,7 +30,7 @@ from adapters.documents import (
     text_or_none,
     write_json,
 )
-from adapters.failures import MODEL_OUTPUT_INVALID, http_failure, in_band_failure, protocol_failure
+from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, http_failure, in_band_failure, protocol_failure
 from adapters.names import ToolNames
 from adapters.openai_common import (
     azure_url,
@@ -105,7 +105,7 @@ def reply_from_document(document: Any, response: HttpResponse, request: ModelReq
         text=found.text,
         calls=found.calls if completion is Completion.TOOL_PROPOSALS else (),
         refusal=found.refusal if completion is Completion.REFUSAL else None,
-        raw_reason=found.reason or None,
+        raw_reason=found.reason or (error_facts({"error": found.error}).raw if found.error else None),
         response_id=text_or_none(found.document.get("id")),
         request_id=identity,
         model=text_or_none(found.document.get("model")),
@@ -205,6 +205,9 @@ class _Found:
         self.choice = as_object(choices[0] if choices else None)
         self.broken = not self.choice
         self.reason = as_text(self.choice.get("finish_reason"))
+        self.error = (
+            document.get("error") or self.choice.get("error") or (document.get("object") == "error" and document)
+        )
         self.message = as_object(self.choice.get("message"))
         self.text = _text(self.message.get("content"))
         self.refusal = text_or_none(self.message.get("refusal"))
@@ -254,10 +257,8 @@ def _text(content: Any) -> str:
 
 def _completion(found: _Found, response: HttpResponse) -> tuple[Completion, Failure | None]:
     """The first match of an ordered list; anything unknown is a failure."""
-    document = found.document
-    error = document.get("error") or found.choice.get("error") or (document.get("object") == "error" and document)
-    if error:
-        return Completion.API_FAILURE, in_band_failure(error, response.headers)
+    if found.error:
+        return Completion.API_FAILURE, in_band_failure(found.error, response.headers)
     if found.refusal is not None or found.reason == "content_filter":
         return Completion.REFUSAL, None
     if found.reason == "length":

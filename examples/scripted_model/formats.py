@@ -1,0 +1,257 @@
+"""Wire formats of the scripted model: read a request into neutral form, write a neutral turn as a reply.
+
+A format is one class in `FORMATS`; another provider is another class.
+"""
+
+import itertools
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from examples.scripted_model.script import Turn
+
+JsonObject = dict[str, Any]
+_STORED = 10_000  # responses kept for continuation by id, oldest forgotten first
+
+
+class BadRequest(ValueError):
+    """What the real service would answer with 400. `code` as the service spells it, or None."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Ids:
+    """Unique over restarts too: an operation may outlive the server it started with."""
+
+    def __init__(self) -> None:
+        self._boot = secrets.token_hex(4)
+        self._count = itertools.count(1)
+
+    def __call__(self, prefix: str) -> str:
+        return f"{prefix}_{self._boot}{next(self._count):06x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request in neutral form: how many replies the transcript holds and what its calls returned, in call order."""
+
+    model: str
+    first_user: str
+    replies: int
+    outputs: Sequence[str]
+    tools_off: bool
+    history: list[JsonObject] = field(default_factory=list)
+
+
+class Format(Protocol):
+    def claims(self, path: str) -> bool: ...
+
+    def read(self, body: JsonObject) -> Asked:
+        """Raises BadRequest where the real service refuses."""
+
+    def write(self, turn: Turn, asked: Asked, body: JsonObject, size: int) -> JsonObject:
+        """The reply body. `size` is that of the request in bytes. Raises ScriptError."""
+
+    def error(self, status: int, message: str, code: str | None) -> JsonObject: ...
+
+
+class _OpenAI:
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+
+    def error(self, status: int, message: str, code: str | None) -> JsonObject:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    def _calls(self, turn: Turn, asked: Asked) -> Iterator[tuple[str, str, str]]:
+        for call in turn.calls or ():
+            yield call.call_id or self._ids("call"), call.name, call.text(asked.outputs)
+
+
+class Responses(_OpenAI):
+    """`/v1/responses` and Azure's two forms of it; keeps a response unless `store` is false."""
+
+    def __init__(self, ids: Ids) -> None:
+        super().__init__(ids)
+        self._kept: OrderedDict[str, list[JsonObject]] = OrderedDict()
+
+    def claims(self, path: str) -> bool:
+        return path.endswith("/responses")
+
+    def read(self, body: JsonObject) -> Asked:
+        given = body.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+        previous = body.get("previous_response_id")
+        if previous is not None:
+            if previous not in self._kept:
+                raise BadRequest(f"Previous response with id '{previous}' not found.", "previous_response_not_found")
+            items = self._kept[previous] + items
+        return Asked(
+            str(body.get("model", "")),
+            _first_user(items),
+            _reply_runs(items),
+            _response_outputs(items),
+            body.get("tool_choice") == "none",
+            items,
+        )
+
+    def write(self, turn: Turn, asked: Asked, body: JsonObject, size: int) -> JsonObject:
+        output, response_id = self._output(turn, asked), self._ids("resp")
+        reply = {
+            "id": response_id,
+            "object": "response",
+            "created_at": 1790000000,
+            "status": "completed" if turn.truncated is None else "incomplete",
+            "error": None,
+            "incomplete_details": None if turn.truncated is None else {"reason": "max_output_tokens"},
+            "model": asked.model,
+            "output": output,
+            "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
+            "previous_response_id": body.get("previous_response_id"),
+            "usage": {
+                "input_tokens": size // 4,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": 20,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": size // 4 + 20,
+            },
+        }
+        if body.get("store", True):
+            self._kept[response_id] = asked.history + output
+            if len(self._kept) > _STORED:
+                self._kept.popitem(last=False)
+        return reply
+
+    def _output(self, turn: Turn, asked: Asked) -> list[JsonObject]:
+        if turn.calls is not None:
+            return [
+                {
+                    "type": "function_call",
+                    "id": self._ids("fc"),
+                    "call_id": call_id,
+                    "name": name,
+                    "arguments": arguments,
+                    "status": "completed",
+                }
+                for call_id, name, arguments in self._calls(turn, asked)
+            ]
+        if turn.refusal is not None:
+            part: JsonObject = {"type": "refusal", "refusal": turn.refusal}
+        else:
+            part = {"type": "output_text", "text": turn.text or turn.truncated or "", "annotations": []}
+        status = "completed" if turn.truncated is None else "incomplete"
+        return [
+            {"type": "message", "id": self._ids("msg"), "role": "assistant", "status": status, "content": [part]},
+        ]
+
+
+class Chat(_OpenAI):
+    """`/v1/chat/completions` and Azure's per-deployment form."""
+
+    def claims(self, path: str) -> bool:
+        return path.endswith("/chat/completions")
+
+    def read(self, body: JsonObject) -> Asked:
+        messages = body.get("messages") or []
+        return Asked(
+            str(body.get("model", "")),
+            _first_user(messages),
+            sum(message.get("role") == "assistant" for message in messages),
+            _chat_outputs(messages),
+            body.get("tool_choice") == "none",
+        )
+
+    def write(self, turn: Turn, asked: Asked, body: JsonObject, size: int) -> JsonObject:
+        message: JsonObject = {
+            "role": "assistant",
+            "content": turn.text if turn.truncated is None else turn.truncated,
+            "refusal": turn.refusal,
+        }
+        reason = "stop" if turn.truncated is None else "length"
+        if turn.calls is not None:
+            reason = "tool_calls"
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for call_id, name, arguments in self._calls(turn, asked)
+            ]
+        return {
+            "id": self._ids("chatcmpl"),
+            "object": "chat.completion",
+            "created": 1790000000,
+            "model": asked.model,
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
+            "usage": {
+                "prompt_tokens": size // 4,
+                "completion_tokens": 20,
+                "total_tokens": size // 4 + 20,
+                "prompt_tokens_details": {"cached_tokens": 0},
+                "completion_tokens_details": {"reasoning_tokens": 0},
+            },
+        }
+
+
+def formats() -> tuple[Format, ...]:
+    """One set per server: they share the id counter and nothing else."""
+    ids = Ids()
+    return (Responses(ids), Chat(ids))
+
+
+def _first_user(messages: Sequence[JsonObject]) -> str:
+    content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", "")) for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _reply_runs(items: Sequence[JsonObject]) -> int:
+    """Replies are the runs of items that the model wrote; whatever the client adds ends a run."""
+    runs, inside = 0, False
+    for item in items:
+        kind = item.get("type", "message")
+        ours = item.get("role") == "assistant" if kind == "message" else not kind.endswith("_output")
+        runs += ours and not inside
+        inside = ours
+    return runs
+
+
+def _response_outputs(items: Sequence[JsonObject]) -> list[str]:
+    outputs = {i.get("call_id"): i.get("output") for i in items if i.get("type") == "function_call_output"}
+    calls = [i.get("call_id") for i in items if i.get("type") == "function_call"]
+    for call_id in calls:
+        if call_id not in outputs:
+            raise BadRequest(f"No tool output found for function call {call_id}.")
+    for call_id in outputs:
+        if call_id not in calls:
+            raise BadRequest(f"No tool call found for function call output with call_id {call_id}.")
+    return [str(outputs[call_id]) for call_id in calls]
+
+
+def _chat_outputs(messages: Sequence[JsonObject]) -> list[str]:
+    """The tool messages in order; each assistant message must be followed by exactly the results of its calls."""
+    outputs: list[str] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            if message.get("tool_call_id") not in waiting:
+                raise BadRequest(
+                    "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+                )
+            waiting.remove(message["tool_call_id"])
+            outputs.append(str(message.get("content")))
+            continue
+        _none_waiting(waiting)
+        waiting = [call["id"] for call in message.get("tool_calls") or ()]
+    _none_waiting(waiting)
+    return outputs
+
+
+def _none_waiting(waiting: list[str]) -> None:
+    if waiting:
+        raise BadRequest(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(waiting)}"
+        )
