@@ -135,13 +135,13 @@ def valkey_command(path: Path, command: bytes, seconds: float = 1.0) -> bytes:
 
 
 def stop_valkey(path: Path, pid_file: Path) -> None:
-    """Stop without saving: the broker holds hints only."""
+    """Nothing is saved: the broker holds hints only."""
     pid = live_pid(pid_file, "valkey-server")
     if pid is not None:
-        valkey_command(path, b"SHUTDOWN NOSAVE NOW FORCE")
-        if not wait_until(lambda: not runs_as(pid, "valkey-server"), VALKEY_STOP_SECONDS):
-            end_process(pid, "valkey-server", [(signal.SIGKILL, VALKEY_STOP_SECONDS)])
-    path.unlink(missing_ok=True)
+        patience = VALKEY_STOP_SECONDS
+        end_process(pid, "valkey-server", [(signal.SIGTERM, patience), (signal.SIGKILL, patience)])
+    for left_over in (path, pid_file):
+        left_over.unlink(missing_ok=True)
 
 
 def stop_servers(files: ServerFiles) -> None:

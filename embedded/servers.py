@@ -75,15 +75,32 @@ class EmbeddedServers:
             return Servers(database_url, broker_url, home)
         layout = prepare(home)
         try:
-            self._attach(layout, needs_postgres=not database_url, needs_valkey=not broker_url)
-            if not database_url:
-                database_url = create_database(postgres.server_url(layout), DATABASE_NAME, exist_ok=True)
+            self._attach(layout)
         except BaseException:
             self.stop()
             raise
-        return Servers(database_url, broker_url or valkey.server_url(layout), layout.home)
+        return Servers(
+            database_url or postgres.server_url(layout, DATABASE_NAME),
+            broker_url or valkey.server_url(layout),
+            layout.home,
+        )
 
-    def _attach(self, layout: Layout, *, needs_postgres: bool, needs_valkey: bool) -> None:
+    def ensure(self) -> None:
+        """Start again whichever server has died since `start`.  Raises as `start` does."""
+        if self._layout is None or self._held is None:
+            return
+        with keeper.open_lock(self._layout.home / "start.lock") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            self._ensure_running(self._layout)
+
+    def _ensure_running(self, layout: Layout) -> None:
+        if not self._environ.get("TURNQUEUE_DATABASE_URL"):
+            postgres.ensure_running(layout)
+            create_database(postgres.server_url(layout), DATABASE_NAME, exist_ok=True)
+        if not self._environ.get("TURNQUEUE_BROKER_URL"):
+            valkey.ensure_running(layout)
+
+    def _attach(self, layout: Layout) -> None:
         """Become a user first, then start what is missing: nobody can stop it from under us."""
         self._layout, self._owner = layout, os.getpid()
         with keeper.open_lock(layout.home / "start.lock") as starting:
@@ -93,10 +110,7 @@ class EmbeddedServers:
             fcntl.flock(self._held, fcntl.LOCK_SH)
             atexit.register(self.stop)
             self._keeper = _ensure_keeper(layout)
-            if needs_postgres:
-                postgres.ensure_running(layout)
-            if needs_valkey:
-                valkey.ensure_running(layout)
+            self._ensure_running(layout)
 
     def stop(self) -> None:
         """Let go of the servers; the last user stops them and returns when they are down.  May be repeated."""

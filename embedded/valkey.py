@@ -55,5 +55,6 @@ def ensure_running(layout: Layout) -> None:
         lambda: answers(layout) and live_pid(layout.files.valkey_pid, "valkey-server") is not None, START_SECONDS
     )
     if not ready:
+        valkey_command(layout.valkey_socket, b"SHUTDOWN NOSAVE NOW FORCE")
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:]) if log.exists() else ""
         raise Unavailable("VALKEY_FAILED", f"Valkey did not start (exit {started.returncode})\n{tail}".strip())
