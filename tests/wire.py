@@ -31,7 +31,7 @@ def supported(recorded: dict[str, Any]) -> str | None:
 def model_request(recorded: dict[str, Any]) -> ModelRequest:
     """What is known of the request in neutral form; the recorded one may be null."""
     body = as_object(recorded.get("request"))
-    tools = []
+    tools: list[ToolDeclaration] = []
     for entry in as_list(body.get("tools")):
         tool = as_object(as_object(entry).get("function")) or as_object(entry)
         if as_text(tool.get("name")) and tool["name"] not in {known.name for known in tools}:
