@@ -16,6 +16,8 @@ from examples.scripted_model.script import Script
 _SCRIPTS = TypeAdapter(list[Script])
 _MAX_BODY = 64 * 1024 * 1024
 _OK = {"ok": True}
+# How a connection ends: the client is gone, wrote nonsense, or the server stops (asyncio reports a cancelled one loudly).
+_ENDS = (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError, asyncio.CancelledError)
 
 
 class Server:
@@ -42,7 +44,7 @@ class Server:
         assert task is not None
         self._connections.add(task)
         try:
-            with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
+            with suppress(*_ENDS):
                 while await self._exchange(reader, writer):
                     pass
         finally:
