@@ -16,7 +16,7 @@ from examples.scripted_model.script import Script
 _SCRIPTS = TypeAdapter(list[Script])
 _MAX_BODY = 64 * 1024 * 1024
 _OK = {"ok": True}
-# How a connection ends: the client is gone, wrote nonsense, or the server stops (asyncio reports a cancelled one loudly).
+# How a connection ends: the client is gone, wrote nonsense, or the server stops (which asyncio would report loudly).
 _ENDS = (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError, asyncio.CancelledError)
 
 
