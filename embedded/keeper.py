@@ -68,30 +68,30 @@ def first_line_number(path: Path) -> int | None:
         return None
 
 
-def runs_as(pid: int, program: str) -> bool:
-    """Is `pid` a live process of that program?  A zombie or a reused number is not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        name, state = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2]
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
+def runs(pid: int, mark: str) -> bool:
+    """Is `pid` a live process with `mark` in its command line?  A zombie has none; a reused number has another one."""
+    if Path("/proc/self/cmdline").exists():
+        try:
+            return os.fsencode(mark) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
             return False
-        # No /proc (macOS).
-        found = subprocess.run(  # noqa: S603
-            ["/bin/ps", "-o", "stat=,comm=", "-p", str(pid)], capture_output=True, text=True, check=False
-        ).stdout.split(maxsplit=1)
-        if len(found) != 2:
-            return False
-        state, name = found[0][:1], Path(found[1].strip()).name
-    except (OSError, ValueError, IndexError):
-        return False
-    return name.startswith(program[:15]) and state not in "ZX"
+    # No /proc (macOS).
+    found = subprocess.run(  # noqa: S603
+        ["/bin/ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return mark in found and not found.startswith("Z")
 
 
-def live_pid(pid_file: Path, program: str) -> int | None:
-    """The process id in the file if that process is alive and is the program, else None."""
+def live_postgres(cluster: Path) -> int | None:
+    """The process id of the running server of this cluster, else None."""
+    pid = first_line_number(cluster / "postmaster.pid")
+    return pid if pid is not None and runs(pid, str(cluster)) else None
+
+
+def live_valkey(path: Path, pid_file: Path) -> int | None:
+    """The process id of the running server behind this socket, else None."""
     pid = first_line_number(pid_file)
-    return pid if pid is not None and runs_as(pid, program) else None
+    return pid if pid is not None and runs(pid, str(path)) else None
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -104,18 +104,18 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def end_process(pid: int, program: str, signals: list[tuple[int, float]]) -> None:
+def end_process(pid: int, mark: str, signals: list[tuple[int, float]]) -> None:
     """Send each signal in turn, waiting its number of seconds for the process to end."""
     for number, seconds in signals:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-        if wait_until(lambda: not runs_as(pid, program), seconds):
+        if wait_until(lambda: not runs(pid, mark), seconds):
             return
 
 
 def stop_postgres(cluster: Path) -> None:
     """Fast shutdown (open transactions roll back); immediate when that takes too long, which costs a recovery only."""
-    pid = live_pid(cluster / "postmaster.pid", "postgres")
+    pid = live_postgres(cluster)
     if pid is not None:
         end_process(
             pid, "postgres", [(signal.SIGINT, FAST_STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0)]
@@ -136,10 +136,10 @@ def valkey_command(path: Path, command: bytes, seconds: float = 1.0) -> bytes:
 
 def stop_valkey(path: Path, pid_file: Path) -> None:
     """Nothing is saved: the broker holds hints only."""
-    pid = live_pid(pid_file, "valkey-server")
+    pid = live_valkey(path, pid_file)
     if pid is not None:
         patience = VALKEY_STOP_SECONDS
-        end_process(pid, "valkey-server", [(signal.SIGTERM, patience), (signal.SIGKILL, patience)])
+        end_process(pid, str(path), [(signal.SIGTERM, patience), (signal.SIGKILL, patience)])
     for left_over in (path, pid_file):
         left_over.unlink(missing_ok=True)
 

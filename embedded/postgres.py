@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from embedded.keeper import live_pid, stop_postgres
+from embedded.keeper import live_postgres, stop_postgres
 from embedded.layout import Layout, reachable
 from embedded.wheels import postgres_install, version
 from orchestrator.domain.errors import Unavailable
@@ -120,9 +120,8 @@ def _clear_stale(layout: Layout) -> None:
     PostgreSQL refuses to start while the number in its pid file belongs to any live process, and after a reboot or in a
     container such numbers are reused.
     """
-    pid_file = layout.cluster / "postmaster.pid"
-    if live_pid(pid_file, "postgres") is None:
-        pid_file.unlink(missing_ok=True)
+    if live_postgres(layout.cluster) is None:
+        (layout.cluster / "postmaster.pid").unlink(missing_ok=True)
         for left_over in layout.sockets.glob(".s.PGSQL.*"):
             left_over.unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 import subprocess
 from urllib.parse import quote
 
-from embedded.keeper import live_pid, stop_valkey, valkey_command, wait_until
+from embedded.keeper import live_valkey, stop_valkey, valkey_command, wait_until
 from embedded.layout import Layout, reachable
 from embedded.wheels import valkey_install, version
 from orchestrator.domain.errors import Unavailable
@@ -52,7 +52,8 @@ def ensure_running(layout: Layout) -> None:
     )
     # The pid file is what a later stop goes by, so it is part of being ready.
     ready = started.returncode == 0 and wait_until(
-        lambda: answers(layout) and live_pid(layout.files.valkey_pid, "valkey-server") is not None, START_SECONDS
+        lambda: answers(layout) and live_valkey(layout.valkey_socket, layout.files.valkey_pid) is not None,
+        START_SECONDS,
     )
     if not ready:
         valkey_command(layout.valkey_socket, b"SHUTDOWN NOSAVE NOW FORCE")

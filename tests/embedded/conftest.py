@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from embedded.keeper import live_pid, wait_until
+from embedded.keeper import live_postgres, live_valkey, wait_until
+from embedded.layout import socket_dir
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCHER = """
@@ -73,12 +74,12 @@ def _group_of(user: str) -> int:
 
 def postgres_pid(home: Path) -> int | None:
     """The live postmaster of a data directory."""
-    return live_pid(home / "servers" / "pg" / "postmaster.pid", "postgres")
+    return live_postgres(home / "servers" / "pg")
 
 
 def valkey_pid(home: Path) -> int | None:
     """The live Valkey of a data directory."""
-    return live_pid(home / "servers" / "valkey.pid", "valkey-server")
+    return live_valkey(socket_dir(home) / "valkey.sock", home / "servers" / "valkey.pid")
 
 
 def server_pids(home: Path) -> tuple[int | None, int | None]:
