@@ -1,8 +1,6 @@
-"""What the scripted model says in this scenario, as plain JSON data under the id `support`.
+"""What the scripted model says in this scenario: plain JSON data in the form of `examples.scripted_model.script`.
 
-    {"id": str, "turns": [{"calls": [{"name": str, "arguments": {...}}, ...]} | {"text": str}, ...]}
-
-A string argument `$result.<n>.<field>` stands for that field of the n-th tool output of the transcript, from 0.
+`python -m examples.support.script` prints it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The tools' handlers, reconciliation and authorizers against the running shop."""
 
-import re
+import json
 import socket
 from typing import Any
 
@@ -8,6 +8,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from examples.scripted_model.script import Script
 from examples.support import register
 from examples.support.authorization import own_draft, own_order
 from examples.support.client import ShopSettings, UnexpectedAnswer, result
@@ -256,30 +257,21 @@ def test_everything_is_registered() -> None:
 
 
 def test_the_script_plays_to_its_end(world: World) -> None:
-    """The script's own arguments, carried through the real handlers, lead to one refund."""
+    """The script's own calls, carried through the real handlers, lead to one refund."""
     registry = Registry()
     register(registry)
-    outputs: list[dict[str, Any]] = []
-    turns = script()["turns"]
-    for turn in turns[:-1]:
-        for call in turn["calls"]:
-            spec = registry.tool(call["name"])
-            assert spec is not None
-            args = spec.arguments.model_validate({k: _resolved(v, outputs) for k, v in call["arguments"].items()})
-            if spec.authorize is not None:
-                assert spec.authorize(args, world.principal()) == Allow()
-            outputs.append({"data": spec.handler(args, world.context(key())).model_dump(mode="json")})
+    outputs: list[str] = []
+    *turns, last = Script.model_validate(script()).turns
+    for call in (call for turn in turns for call in turn.calls or ()):
+        spec = registry.tool(call.name)
+        assert spec is not None
+        args = spec.arguments.model_validate_json(call.text(outputs))
+        if spec.authorize is not None:
+            assert spec.authorize(args, world.principal()) == Allow()
+        data = spec.handler(args, world.context(key())).model_dump(mode="json")
+        outputs.append(json.dumps({"state": "succeeded", "data": data}))
     (row,) = world.refunds()
     assert (row.order_id, row.amount_cents) == (ORDER, 2450)
     assert ORDER in INPUT
-    assert "24.50 EUR" in turns[-1]["text"]
-
-
-def _resolved(value: object, outputs: list[dict[str, Any]]) -> object:
-    match = re.fullmatch(r"\$result\.(\d+)\.(.+)", value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    found: Any = outputs[int(match[1])]
-    for name in match[2].split("."):
-        found = found[name]
-    return found
+    assert last.text is not None
+    assert "24.50 EUR" in last.text
