@@ -13,21 +13,21 @@ Identity = tuple[str, str]  # tool, digest of the arguments
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One call as the model proposed it and what the model was told about it. `attempts`: how often it was tried."""
+    """One call as the model proposed it and what the model was told about it."""
 
     call: Call
     observation: dict[str, Any]
     is_error: bool
-    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One operation at its end; `calls` in the order in which they were proposed."""
+    """One operation at its end; `calls` in the order in which they were proposed. `attempts`: tries of all calls."""
 
     state: str
     reason: str | None
     calls: tuple[Answered, ...]
+    attempts: int = 0
 
 
 def task_wrong(task: Task, outcome: Outcome) -> list[str]:
@@ -59,7 +59,7 @@ def error_wrong(case: ErrorCase, outcome: Outcome) -> list[str]:
             wrong.append(f"{case.call.tool}: {_short(seen.observation)} instead of an error")
         elif case.valid and seen.observation.get("message") != case.error:
             wrong.append(f"{case.call.tool}: {_short(seen.observation)} instead of {case.error!r}")
-        elif not case.valid and seen.attempts:
+        elif not case.valid and outcome.attempts:
             wrong.append(f"{case.call.tool}: tried with arguments outside its schema")
     return wrong
 
@@ -70,8 +70,8 @@ def authz_wrong(case: AuthzCase, outcome: Outcome) -> list[str]:
     for seen in outcome.calls[:1]:
         if not seen.is_error or not str(seen.observation.get("code")).startswith("FORBIDDEN"):
             wrong.append(f"{case.call.tool}: {_short(seen.observation)} instead of a refusal")
-        if seen.attempts:
-            wrong.append(f"{case.call.tool}: {seen.attempts} attempts at what is not allowed")
+        if outcome.attempts:
+            wrong.append(f"{case.call.tool}: {outcome.attempts} attempts at what is not allowed")
     return wrong
 
 
@@ -107,6 +107,11 @@ def _other_calls(wanted: Sequence[Call], outcome: Outcome) -> list[str]:
     return (
         [] if seen == list(wanted) else [f"{len(seen)} calls were proposed otherwise than the {len(wanted)} scripted"]
     )
+
+
+def _same(wanted: Call, seen: Call) -> bool:
+    """Arguments that were refused as invalid are not kept."""
+    return wanted.tool == seen.tool and seen.arguments in (wanted.arguments, None)
 
 
 def _short(observation: dict[str, Any]) -> str:

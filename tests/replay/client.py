@@ -13,7 +13,7 @@ from tests.replay.jobs import Job
 from tests.replay.workload import Call
 
 ENDED = frozenset({"COMPLETED", "REFUSED", "INCOMPLETE", "FAILED", "CANCELLED"})
-POLL_SECONDS = 0.2
+POLL_SECONDS = (0.1, 1.0)  # the first and the longest interval of asking
 
 
 class Client:
@@ -36,21 +36,20 @@ class Client:
 
     def wait(self, operation_id: str, deadline: float) -> Outcome | None:
         """The outcome once it has ended; None when `deadline` (of `time.monotonic`) passes first."""
+        interval, longest = POLL_SECONDS
         while True:
-            view = self._view(operation_id)
+            view = commands.inspect(self._app, operation_id).model_dump(mode="json")
             if view["state"] in ENDED:
                 return _outcome(view)
             if time.monotonic() > deadline:
                 return None
-            time.sleep(POLL_SECONDS)  # the API has nothing to wait on; this is the interval of asking
-
-    def _view(self, operation_id: str) -> dict[str, Any]:
-        return commands.inspect(self._app, operation_id).to_json()
+            time.sleep(interval)  # the API has nothing to wait on
+            interval = min(interval * 1.5, longest)
 
 
 def _outcome(view: dict[str, Any]) -> Outcome:
     calls = sorted(view["calls"], key=lambda call: (call["turn"], call["position"]))
-    return Outcome(view["state"], view.get("reason"), tuple(_answered(call) for call in calls))
+    return Outcome(view["state"], view["reason"], tuple(map(_answered, calls)), len(view["attempts"]))
 
 
 def _answered(call: dict[str, Any]) -> Answered:
@@ -58,5 +57,4 @@ def _answered(call: dict[str, Any]) -> Answered:
         call=Call(call["tool"], call["arguments"]),
         observation=call["observation"] or {},
         is_error=call["is_error"],
-        attempts=call.get("attempts", 0),
     )

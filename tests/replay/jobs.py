@@ -12,7 +12,7 @@ STAFF = "staff"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One operation to run. `id` also names the script (letters, digits, `_.-`); `waves` are the calls of each model turn."""
+    """One operation to run. `id` (letters, digits, `_.-`) names the script too; `waves` are the calls of each turn."""
 
     id: str
     world: str

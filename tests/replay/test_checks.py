@@ -28,11 +28,11 @@ TASK = Task(
 
 
 def succeeded(call: Call, data: object) -> Answered:
-    return Answered(call, {"state": "succeeded", "data": data}, is_error=False, attempts=1)
+    return Answered(call, {"state": "succeeded", "data": data}, is_error=False)
 
 
-def refused(call: Call, code: str, message: str | None = None, attempts: int = 0) -> Answered:
-    return Answered(call, {"state": "rejected", "code": code, "message": message}, is_error=True, attempts=attempts)
+def refused(call: Call, code: str, message: str | None = None) -> Answered:
+    return Answered(call, {"state": "rejected", "code": code, "message": message}, is_error=True)
 
 
 RIGHT = Outcome(
@@ -40,7 +40,7 @@ RIGHT = Outcome(
     None,
     (
         succeeded(READ, {"id": "1"}),
-        refused(TASK.actions[1].call, "THING_NOT_FOUND", "Thing not found", attempts=1),
+        refused(TASK.actions[1].call, "THING_NOT_FOUND", "Thing not found"),
         succeeded(WRITE, {"n": 1.5, "id": "1"}),
     ),
 )
@@ -65,7 +65,7 @@ def test_what_is_right_passes() -> None:
         replace(RIGHT, calls=RIGHT.calls[::-1]),
         with_call(0, succeeded(READ, {"id": "2"})),
         with_call(0, refused(READ, "GONE", "Gone")),
-        with_call(0, Answered(READ, {"state": "unknown"}, is_error=False, attempts=1)),
+        with_call(0, Answered(READ, {"state": "unknown"}, is_error=False)),
         with_call(1, refused(TASK.actions[1].call, "THING_NOT_FOUND", "No thing")),
         with_call(1, succeeded(TASK.actions[1].call, "Thing not found")),
         with_call(2, succeeded(WRITE, {"id": "1", "n": 1.5000001})),
@@ -75,25 +75,25 @@ def test_what_is_wrong_with_a_task_is_seen(outcome: Outcome) -> None:
     assert checks.task_wrong(TASK, outcome)
 
 
-def one(answered: Answered) -> Outcome:
-    return Outcome("COMPLETED", None, (answered,))
+def one(answered: Answered, attempts: int = 0) -> Outcome:
+    return Outcome("COMPLETED", None, (answered,), attempts)
 
 
 def test_error_cases() -> None:
     case = ErrorCase("e", (), WRITE, True, "Not now", "digest")
     invalid = replace(case, valid=False)
-    assert checks.error_wrong(case, one(refused(WRITE, "NOT_NOW", "Not now", attempts=1))) == []
-    assert checks.error_wrong(case, one(refused(WRITE, "NOT_NOW", "Not now.", attempts=1)))
+    assert checks.error_wrong(case, one(refused(WRITE, "NOT_NOW", "Not now"), attempts=1)) == []
+    assert checks.error_wrong(case, one(refused(WRITE, "NOT_NOW", "Not now."), attempts=1))
     assert checks.error_wrong(case, one(succeeded(WRITE, {})))
     assert checks.error_wrong(invalid, one(refused(WRITE, "BAD_ARGUMENTS"))) == []
-    assert checks.error_wrong(invalid, one(refused(WRITE, "BAD_ARGUMENTS", attempts=1)))
+    assert checks.error_wrong(invalid, one(refused(WRITE, "BAD_ARGUMENTS"), attempts=1))
     assert checks.error_wrong(invalid, one(succeeded(WRITE, {})))
 
 
 def test_authorization_cases() -> None:
     case = AuthzCase("a", "bob", WRITE, "digest")
     assert checks.authz_wrong(case, one(refused(WRITE, "FORBIDDEN_RESOURCE"))) == []
-    assert checks.authz_wrong(case, one(refused(WRITE, "FORBIDDEN_RESOURCE", attempts=1)))
+    assert checks.authz_wrong(case, one(refused(WRITE, "FORBIDDEN_RESOURCE"), attempts=1))
     assert checks.authz_wrong(case, one(refused(WRITE, "NOT_FOUND")))
     assert checks.authz_wrong(case, one(succeeded(WRITE, {})))
     assert authz_job(case).scopes == frozenset()
