@@ -25,6 +25,7 @@ Handler = Callable[[Any, Context], Any]
 ReconcileHandler = Callable[[Any, str, str | None, Context], Reconciled]
 Authorizer = Callable[[Any, Principal], Decision]
 ApprovalRule = Callable[[Any, Principal], bool]
+VersionHook = Callable[[Any, Principal], str]
 
 NAME = re.compile(r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$")
 QUEUE = re.compile(r"^[a-z][a-z0-9_-]{0,31}$")
@@ -75,6 +76,9 @@ class ToolSpec:
     approval_ttl: timedelta = timedelta(hours=24)
     intent: tuple[str, ...] | None = None
     independent: bool = False  # this write may run beside the other writes of its turn
+    repeatable: bool = False  # an overwrite whose retry owner may send it again after an uncertain outcome
+    resource_version: VersionHook | None = None  # read when judged, bound to the approval, compared before the start
+    sparse_arguments: bool = False  # absent optional arguments stay absent instead of taking their defaults
     max_attempts: int = 3
     idempotency: IdempotencyContract | None = None
     reconcile: ReconcileHandler | None = None
@@ -151,6 +155,8 @@ def _write_problems(spec: ToolSpec) -> Iterator[str]:
         yield "unreconcilable=True contradicts the idempotency contract or reconcile handler"
     if spec.effect is Effect.READ and (spec.idempotency or spec.unreconcilable):
         yield "a read takes no idempotency contract"
+    if spec.repeatable and spec.effect is not Effect.OVERWRITE:
+        yield "repeatable is for overwrite tools; a create is never sent twice on our own account"
 
 
 def tool(

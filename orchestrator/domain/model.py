@@ -23,3 +23,85 @@ class ProposedCall:
     call_id: str
     name: str
     arguments_text: str
+
+
+class CallState(StrEnum):
+    """Where one proposed call stands. READY is set when recorded; everything from SUCCEEDED on is final."""
+
+    READY = "READY"  # a read that may be dispatched once its wake_at has come
+    RUNNING = "RUNNING"  # an attempt holds its lease
+    WAITING = "WAITING"  # its action decides
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"  # executed, or tried, without the wished result
+    REJECTED = "REJECTED"  # never dispatched
+
+
+SETTLED_CALLS = frozenset({CallState.SUCCEEDED, CallState.FAILED, CallState.REJECTED})
+
+
+class AttemptState(StrEnum):
+    """How one try went; for diagnosis only, nothing is decided by it."""
+
+    STARTED = "STARTED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    PENDING = "PENDING"
+    UNKNOWN = "UNKNOWN"
+    NOT_SENT = "NOT_SENT"
+    LOST = "LOST"  # its worker's lease expired
+
+
+class ApprovalState(StrEnum):
+    """One person's decision on one exact action digest; CONSUMED in the transaction that starts the action."""
+
+    PENDING = "PENDING"
+    APPROVED = "APPROVED"
+    DENIED = "DENIED"
+    EXPIRED = "EXPIRED"
+    REVOKED = "REVOKED"  # its operation ended first
+    CONSUMED = "CONSUMED"
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """What a turn still waits for. `running` counts work that needs no person and no evidence to go on."""
+
+    running: int = 0
+    uncertain: int = 0
+    approvals: int = 0
+    inputs: int = 0
+
+
+class Reason(StrEnum):
+    """Why an operation ended INCOMPLETE or FAILED. Stored: only ever add."""
+
+    TRUNCATED = "TRUNCATED"
+    TURN_BUDGET = "TURN_BUDGET"
+    CALL_BUDGET = "CALL_BUDGET"
+    WRITE_BUDGET = "WRITE_BUDGET"
+    TOKEN_BUDGET = "TOKEN_BUDGET"  # noqa: S105 - a budget, not a secret
+    COST_BUDGET = "COST_BUDGET"
+    RESULT_BUDGET = "RESULT_BUDGET"
+    DEADLINE = "DEADLINE"
+    NO_PROGRESS = "NO_PROGRESS"
+    APPROVAL_EXPIRED = "APPROVAL_EXPIRED"
+    INPUT_EXPIRED = "INPUT_EXPIRED"
+    UNCONFIRMED = "UNCONFIRMED"
+    OUTPUT_INVALID = "OUTPUT_INVALID"
+    PROVIDER_AUTH = "PROVIDER_AUTH"
+    PROVIDER_CONFIG = "PROVIDER_CONFIG"
+    PROVIDER_UNAVAILABLE = "PROVIDER_UNAVAILABLE"
+    PROTOCOL = "PROTOCOL"
+    INTERNAL = "INTERNAL"
+
+
+FAILED_REASONS = frozenset(
+    {
+        Reason.PROVIDER_AUTH,
+        Reason.PROVIDER_CONFIG,
+        Reason.PROVIDER_UNAVAILABLE,
+        Reason.PROTOCOL,
+        Reason.INTERNAL,
+    }
+)
+INCOMPLETE_REASONS = frozenset(Reason) - FAILED_REASONS

@@ -1,0 +1,116 @@
+"""Result projection: what the model is told (`model_result`) and its protected twin for the audit.
+
+A result is data. It is validated against the output model, cut down to the allowlisted fields, freed of credentials,
+and capped in size before anything is stored or shown.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import rfc8785
+from pydantic import BaseModel, ValidationError
+
+from executors.registry import ToolSpec
+
+MAX_MESSAGE = 500  # characters of a downstream's own words that the model may see
+_CREDENTIAL = re.compile(
+    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}|(?i:\bbearer\s+)[A-Za-z0-9._~+/-]{16,}=*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
+    re.S,
+)
+_REDACTED = "[redacted]"
+
+
+class BadResult(Exception):
+    """The handler's answer does not fit its output model. Carries no value of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """`text` goes to the model as it is; `state` is `succeeded`, `failed`, `rejected`, `pending` or `unknown`."""
+
+    text: str
+    is_error: bool
+    code: str | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.text.encode())
+
+
+def digest(value: Any) -> str:
+    """SHA-256 hex of the RFC 8785 form."""
+    return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+
+
+def success(spec: ToolSpec, data: Any) -> Observation:
+    """The observation of a confirmed result, from `validated`'s return value."""
+    return Observation(_capped(spec, {"state": "succeeded", "data": data}), is_error=False)
+
+
+def error(state: str, code: str, message: str = "") -> Observation:
+    """The observation of anything else. `code` is stable; `message` is cut and freed of credentials."""
+    body = {"state": state, "code": code}
+    if message:
+        body["message"] = _scrub(message)[:MAX_MESSAGE]
+    return Observation(_dump(body), is_error=True, code=code)
+
+
+def validated(spec: ToolSpec, answer: Any) -> Any:
+    """The answer as allowlisted JSON data. Raises BadResult; the message names fields, never values."""
+    try:
+        model = answer if type(answer) is spec.result else spec.result.model_validate(_plain(answer))
+        data = model.model_dump(mode="json", include=set(spec.expose) if spec.expose is not None else None)
+    except ValidationError as problem:
+        fields = sorted({".".join(map(str, e["loc"])) or "(whole)" for e in problem.errors(include_input=False)})
+        raise BadResult(f"result does not fit {spec.result.__name__}: {', '.join(fields)}") from None
+    return _scrub(data)
+
+
+def reference(spec: ToolSpec, answer: Any) -> str | None:
+    """The downstream's own id of the effect, where the spec says which field it is."""
+    if spec.reference_field is None:
+        return None
+    value = (
+        answer.get(spec.reference_field) if isinstance(answer, dict) else getattr(answer, spec.reference_field, None)
+    )
+    return None if value is None else str(value)
+
+
+def _plain(answer: Any) -> Any:
+    return answer.model_dump() if isinstance(answer, BaseModel) else answer
+
+
+def _scrub(value: Any) -> Any:
+    if isinstance(value, str):
+        return _CREDENTIAL.sub(_REDACTED, value)
+    if isinstance(value, list):
+        return [_scrub(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _scrub(v) for k, v in value.items()}
+    return value
+
+
+def _dump(body: Any) -> str:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+
+
+def _capped(spec: ToolSpec, body: dict[str, Any]) -> str:
+    """Too large: the head of the data as text, a notice, and the digest of the whole."""
+    text = _dump(body)
+    size = len(text.encode())
+    if size <= spec.max_result_bytes:
+        return text
+    whole = _dump(body["data"])
+    cut = {
+        "state": "succeeded",
+        "truncated": True,
+        "notice": f"The result has {len(whole.encode())} bytes; only its beginning is shown.",
+        "sha256": digest(body["data"]),
+        "data_head": whole.encode()[: spec.max_result_bytes // 2].decode(errors="ignore"),
+    }
+    return _dump(cut)

@@ -1,0 +1,104 @@
+"""The composition root: what one process needs, opened lazily, passed down explicitly."""
+
+import importlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from executors.http import shared_client
+from executors.registry import Registry
+from orchestrator.domain.errors import ConfigError
+from orchestrator.engine import Wake
+from orchestrator.hints import HintPublisher
+from orchestrator.leases import LeaseKeeper
+from orchestrator.provider import model_client
+from orchestrator.settings import Settings
+from policy.profile import Profile
+from store import operations, slots
+from store.db import Database
+
+Publish = Callable[[Sequence[Wake]], None]
+
+
+def load_registry(settings: Settings) -> Registry:
+    """Tools and profiles of the named modules and files. Raises ConfigError that names the module."""
+    registry = Registry()
+    for name in settings.modules:
+        try:
+            register = importlib.import_module(name).register
+        except ImportError as error:
+            raise ConfigError("BAD_MODULE", f"TURNQUEUE_MODULES: cannot import {name!r}: {error}") from None
+        except AttributeError:
+            raise ConfigError("BAD_MODULE", f"TURNQUEUE_MODULES: {name!r} has no register(registry)") from None
+        register(registry)
+    registry.add_profile(*(Profile.load(Path(path)) for path in settings.profiles))
+    registry.check()
+    return registry
+
+
+class App:
+    """One per process; safe to share between threads. Nothing connects before it is used."""
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self.settings = settings
+        self.registry = registry
+        # Unique per boot: a restarted worker of the same name must not take the leases of the earlier one for its own.
+        self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.database = Database(settings.require_database(), settings.pool_size)
+        self.leases = LeaseKeeper(self.database, settings.lease_seconds)
+        self._profiles: dict[str, Profile] = {}
+
+    @classmethod
+    @contextmanager
+    def open(cls, settings: Settings) -> "Iterator[App]":
+        app = cls(settings, load_registry(settings))
+        try:
+            yield app
+        finally:
+            app.close()
+
+    @cached_property
+    def model_http(self) -> httpx.Client:
+        return model_client()
+
+    @cached_property
+    def tool_http(self) -> httpx.Client:
+        return shared_client()
+
+    @cached_property
+    def hints(self) -> HintPublisher:
+        return HintPublisher(self.settings)
+
+    def publish(self, wakes: Sequence[Wake]) -> None:
+        """Best effort, after the commit: what gets lost is found by the sweeper."""
+        if wakes:
+            self.hints.publish(
+                [(w.queue, f"tool.{w.tool}" if w.tool else "turnqueue.advance", w.row_id) for w in wakes]
+            )
+
+    def profile(self, digest: str) -> Profile:
+        """The frozen recipe of an operation."""
+        if digest not in self._profiles:
+            with self.database.autocommit() as connection:
+                self._profiles[digest] = Profile.model_validate(operations.profile_body(connection, digest))
+        return self._profiles[digest]
+
+    def sync_slots(self) -> None:
+        """Make the slot rows agree with the registered tools' limits."""
+        limits = {spec.name: spec.concurrency for spec in self.registry.tools if spec.concurrency is not None}
+        self.database.transact(lambda connection: slots.sync(connection, limits))
+
+    def close(self) -> None:
+        self.leases.close()
+        opened: Mapping[str, Any] = self.__dict__
+        for name in ("model_http", "tool_http", "hints"):
+            if name in opened:
+                opened[name].close()
+        self.database.close()

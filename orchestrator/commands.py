@@ -1,0 +1,225 @@
+"""The public verbs. Each validates its input, works in one transaction, and publishes what became due after it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Connection
+
+from orchestrator import engine
+from orchestrator.app import App
+from orchestrator.domain import digests
+from orchestrator.domain import events as e
+from orchestrator.domain.errors import Conflict, NotFound, UserError
+from orchestrator.domain.model import ApprovalState
+from orchestrator.domain.operation import TERMINAL, OperationState
+from orchestrator.ids import new_id
+from orchestrator.views import OperationView, view
+from policy.profile import Profile
+from store import actions, approvals, envelopes, operations
+from store.records import OperationRecord
+
+MAX_INPUT = 256 * 1024  # characters; longer text belongs into a tool's reach, not into every request
+
+
+class Submission(BaseModel):
+    """What a caller asks for. Tenant, subject and scopes come from the caller's authentication, never from its text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    profile: str = Field(min_length=1, max_length=64)
+    input: str = Field(min_length=1, max_length=MAX_INPUT)
+    tenant: str = Field(default="default", pattern=r"^[A-Za-z0-9_.@:-]{1,128}$")
+    subject: str = Field(default="local", min_length=1, max_length=256)
+    scopes: frozenset[str] = frozenset()
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`created` is False when the same key and request had been submitted before."""
+
+    operation_id: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The proof that came with a submission by message: consumed with it, once."""
+
+    sender: str
+    nonce: str
+    expires_at: float
+
+
+def submission(**fields: Any) -> Submission:
+    """Build a Submission; raises UserError that names the field and what is wrong with it."""
+    try:
+        return Submission.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise UserError("BAD_FIELD", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def submit(app: App, request: Submission, envelope: Envelope | None = None) -> Submitted:
+    """Create an operation, due at once. Same key and same request: the same operation.
+
+    Raises NotFound UNKNOWN_PROFILE, Conflict IDEMPOTENCY_CONFLICT (same key, other request) and, with an envelope,
+    Conflict ENVELOPE_REPLAYED.
+    """
+    profile = app.registry.profile(request.profile)
+    if profile is None:
+        known = ", ".join(sorted(p.name for p in app.registry.profiles)) or "none are registered"
+        raise NotFound("UNKNOWN_PROFILE", f"profile {request.profile!r} is not registered; known: {known}")
+    if "\0" in request.input or "\0" in request.subject:
+        raise UserError("BAD_FIELD", "input and subject must not contain NUL characters")
+    created = app.database.transact(lambda connection: _insert(connection, profile, request, envelope))
+    if created.created:
+        app.publish([engine.Wake(engine.ORCHESTRATOR_QUEUE, created.operation_id)])
+    return created
+
+
+def _insert(connection: Connection, profile: Profile, request: Submission, envelope: Envelope | None) -> Submitted:
+    operation_id = new_id("op")
+    asked = {
+        "profile": request.profile, "input": request.input, "tenant": request.tenant, "subject": request.subject,
+        "scopes": sorted(request.scopes),
+    }  # fmt: skip
+    request_sha256 = digests.sha256("submission-v1", asked)
+    body = digests.canonical(profile.model_dump(mode="json")).decode()
+    operations.insert_profile(connection, digest=profile.digest, name=profile.name, version=profile.version, body=body)
+    inserted = operations.insert(
+        connection,
+        operation_id=operation_id,
+        tenant=request.tenant,
+        subject=request.subject,
+        scopes=sorted(request.scopes),
+        profile=profile.name,
+        profile_digest=profile.digest,
+        caller_key=request.idempotency_key,
+        request_sha256=request_sha256,
+        wall_seconds=profile.budgets.wall_seconds,
+    )
+    if not inserted:
+        return _existing(connection, request, request_sha256)
+    row = {"operation_id": operation_id, "seq": 0, "turn": 0, "kind": "user", "body": {"text": request.input}}
+    operations.insert_items(connection, [row])
+    unit = engine.Unit(connection, f"caller:{request.subject}")
+    sender = envelope.sender if envelope else None
+    unit.audit(operation_id, "operation.submitted", request_sha256=request_sha256, sender=sender)
+    if envelope and not envelopes.consume(
+        connection, envelope.sender, envelope.nonce, envelope.expires_at, operation_id
+    ):
+        raise Conflict("ENVELOPE_REPLAYED", "this envelope has already been used")
+    return Submitted(operation_id, created=True)
+
+
+def _existing(connection: Connection, request: Submission, request_sha256: str) -> Submitted:
+    found = operations.find_by_caller_key(connection, request.tenant, request.idempotency_key or "")
+    if found is None:
+        raise AssertionError("the key conflicted, so its row exists")
+    if found[1] != request_sha256:
+        raise Conflict(
+            "IDEMPOTENCY_CONFLICT",
+            f"idempotency_key was used for another request ({found[0]}); use a new key or repeat that request exactly",
+        )
+    return Submitted(found[0], created=False)
+
+
+# --- decisions -----------------------------------------------------------------------------------------------------
+
+
+def approve(app: App, approval_id: str, *, by: str, reason: str = "", tenant: str | None = None) -> str:
+    """Approve exactly the action that the approval shows. Returns the action id.
+
+    Raises NotFound UNKNOWN_APPROVAL; Conflict NOT_PENDING when it was decided, used or revoked, or has expired.
+    """
+    return _decide(app, approval_id, ApprovalState.APPROVED, by, reason, tenant)
+
+
+def deny(app: App, approval_id: str, *, by: str, reason: str = "", tenant: str | None = None) -> str:
+    """Refuse the action; the model is told and goes on. Same errors as `approve`."""
+    return _decide(app, approval_id, ApprovalState.DENIED, by, reason, tenant)
+
+
+def _decide(app: App, approval_id: str, state: ApprovalState, by: str, reason: str, tenant: str | None) -> str:
+    if not by.strip():
+        raise UserError("BAD_FIELD", "by: name the person who decides")
+
+    def work(connection: Connection) -> tuple[str, list[engine.Wake]]:
+        unit = engine.Unit(connection, f"approver:{by}")
+        known = approvals.load(connection, approval_id)
+        if known is None or (tenant is not None and known.tenant != tenant):
+            raise NotFound("UNKNOWN_APPROVAL", f"there is no approval {approval_id!r}")
+        operation = operations.lock(connection, known.operation_id)
+        action = actions.lock(connection, known.action_id)
+        decided = approvals.decide(connection, approval_id, state=state, by=by, reason=reason)
+        if decided is None:
+            raise Conflict("NOT_PENDING", _why_not(approvals.load(connection, approval_id), operation))
+        unit.audit(
+            known.operation_id, f"approval.{state.lower()}", approval_id, action_id=known.action_id,
+            digest=known.action_digest, by=by,
+        )  # fmt: skip
+        event: e.ActionEvent = e.Approved() if state is ApprovalState.APPROVED else e.Blocked("APPROVAL_DENIED")
+        settled = engine.save_action(unit, operation, action, event)
+        engine.progress(unit, replace(operation, open_calls=operation.open_calls - settled))
+        return known.action_id, unit.wakes
+
+    action_id, wakes = app.database.transact(work)
+    app.publish(wakes)
+    return action_id
+
+
+def _why_not(approval: approvals.ApprovalRecord | None, operation: OperationRecord) -> str:
+    if approval is None:
+        return "the approval is gone"
+    if approval.state is ApprovalState.PENDING and approval.expires_at <= operation.now:
+        return f"the approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S %Z}"
+    decided = f" by {approval.decided_by}" if approval.decided_by else ""
+    return f"the approval is {approval.state}{decided}; only a PENDING one can be decided"
+
+
+def cancel(app: App, operation_id: str, *, by: str = "caller", tenant: str | None = None) -> OperationState:
+    """Stop an operation: nothing new is dispatched, started writes are still reconciled.
+
+    Raises NotFound UNKNOWN_OPERATION, Conflict ALREADY_ENDED.
+    """
+
+    def work(connection: Connection) -> list[engine.Wake]:
+        unit = engine.Unit(connection, f"caller:{by}")
+        _find(connection, operation_id, tenant)
+        operation = operations.lock(connection, operation_id)
+        if operation.state in TERMINAL:
+            raise Conflict("ALREADY_ENDED", f"{operation_id} is {operation.state} already")
+        unit.audit(operation_id, "operation.cancel_requested", by=by)
+        engine.apply(unit, operation, e.CancelRequested())
+        return unit.wakes
+
+    app.publish(app.database.transact(work))
+    return OperationState.CANCELLED
+
+
+def _find(connection: Connection, operation_id: str, tenant: str | None) -> OperationRecord:
+    found = operations.load(connection, operation_id)
+    if found is None or (tenant is not None and found.tenant != tenant):
+        raise NotFound("UNKNOWN_OPERATION", f"there is no operation {operation_id!r}")
+    return found
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def inspect(app: App, operation_id: str, *, tenant: str | None = None) -> OperationView:
+    """Everything that happened to one operation. Raises NotFound UNKNOWN_OPERATION."""
+    with app.database.transaction() as connection:
+        return view(connection, _find(connection, operation_id, tenant))
+
+
+def list_operations(
+    app: App, *, tenant: str | None = None, state: str | None = None, limit: int = 50
+) -> list[dict[str, Any]]:
+    """Newest first. Raises UserError BAD_FIELD for an unknown state."""
+    if state is not None and state not in OperationState.__members__:
+        raise UserError("BAD_FIELD", f"state: {state!r} is not one of {', '.join(OperationState)}")
+    with app.database.autocommit() as connection:
+        return operations.list_newest(connection, tenant=tenant, state=state, limit=limit)

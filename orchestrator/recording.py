@@ -1,0 +1,345 @@
+"""Write one turn's reply and everything that follows from it, in one transaction that holds the operation's lease."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from adapters.base import Reply, Usage
+from executors import results
+from executors.registry import ToolSpec
+from orchestrator import engine, transcripts
+from orchestrator.domain import action as action_machine
+from orchestrator.domain import digests
+from orchestrator.domain import events as e
+from orchestrator.domain.action import FINAL, ActionState
+from orchestrator.domain.model import CallState
+from orchestrator.domain.operation import OperationState
+from orchestrator.ids import new_id
+from orchestrator.judge import Act, Bench, Judged, Read, Refuse, Repeat, coming_id
+from policy import budgets
+from store import actions, approvals, calls, operations
+from store.records import ActionRecord, OperationRecord
+
+if TYPE_CHECKING:
+    from orchestrator.turn import Asked, Loaded
+
+# Rejections by validation: they used none of the call budget.
+NOT_COUNTED = frozenset({"DUPLICATE_CALL_ID", "UNKNOWN_TOOL", "TOOL_NOT_OFFERED", "CALL_BUDGET", "TOOL_CALL_BUDGET"})
+
+
+def other(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "Asked", event: e.OperationEvent) -> None:
+    """A reply without proposals: the text, refusal, cut or failure, and what the operation becomes."""
+    reply = asked.reply
+    insert_turn(unit, loaded, held, asked)
+    changes: dict[str, Any] = _usage(loaded, held, asked)
+    if reply.failure is not None:
+        changes |= {"turn": held.turn - 1, "asks": held.asks + asked.tries}
+    else:
+        row = engine.item_row(held, held.next_seq, "reply", transcripts.reply_body(asked.adapter.api, reply))
+        operations.insert_items(unit.connection, [row])
+        changes |= {"next_seq": held.next_seq + 1, "asks": 0, "lost": 0, "last_response_id": reply.response_id}
+    if not isinstance(event, e.TurnDeferred | e.Paused):
+        changes["final_text"] = reply.refusal or reply.text or None
+    engine.apply(unit, held, event, **changes)
+
+
+def insert_turn(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "Asked") -> None:
+    reply, usage = asked.reply, asked.reply.usage
+    operations.insert_turn(
+        unit.connection,
+        {
+            "operation_id": held.operation_id,
+            "turn": held.turn,
+            "ask": held.asks + held.lost + asked.tries,
+            "fence": held.fence,
+            "api": asked.adapter.api,
+            "model": reply.model or asked.request.model,
+            "adapter_revision": asked.adapter.revision,
+            "request_sha256": asked.request_sha256,
+            "completion": reply.completion,
+            "raw_reason": reply.raw_reason,
+            "response_id": reply.response_id,
+            "request_id": reply.request_id,
+            "failure_code": reply.failure.code if reply.failure else None,
+            "input_tokens": usage.input,
+            "cached_tokens": usage.cached,
+            "output_tokens": usage.output,
+            "reasoning_tokens": usage.reasoning,
+            "cost_usd": _cost(loaded, usage),
+            "seconds": Decimal(str(round(asked.seconds, 6))),
+        },
+    )
+
+
+def _cost(loaded: "Loaded", usage: Usage) -> Decimal | None:
+    """None where the provider did not say what was used: unknown is not free."""
+    if usage.input is None or usage.output is None:
+        return None
+    return budgets.cost(loaded.profile.prices, usage.input, usage.cached or 0, usage.output)
+
+
+def _usage(loaded: "Loaded", held: OperationRecord, asked: "Asked") -> dict[str, Any]:
+    """Budget counters. Where the provider does not say, a token is taken for four bytes, so that budgets still bite."""
+    reply, usage = asked.reply, asked.reply.usage
+    if reply.failure is not None:
+        return {}
+    spoken = len(reply.text) + sum(len(call.arguments_text) for call in reply.calls)
+    read = usage.input if usage.input is not None else _shown(asked) // 4
+    written = usage.output if usage.output is not None else spoken // 4
+    cost = budgets.cost(loaded.profile.prices, read, usage.cached or 0, written)
+    return {
+        "input_tokens": held.input_tokens + read,
+        "output_tokens": held.output_tokens + written,
+        "cost_usd": held.cost_usd + cost,
+    }
+
+
+def _shown(asked: "Asked") -> int:
+    return sum(len(str(item)) for item in asked.request.items)
+
+
+# --- proposals -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of one reply's calls, collected before they are inserted together."""
+
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    approvals: list[dict[str, Any]] = field(default_factory=list)
+    wakes: list[engine.Wake] = field(default_factory=list)
+    reads: int = 0
+    waiting: int = 0
+    held: int = 0
+
+
+def proposals(
+    unit: engine.Unit,
+    loaded: "Loaded",
+    held: OperationRecord,
+    asked: "Asked",
+    verdicts: Sequence[Judged],
+    bench: Bench,
+) -> None:
+    """Reply, calls, actions, approvals, audit and the new state. `held` carries the new count of stale turns."""
+    insert_turn(unit, loaded, held, asked)
+    row = engine.item_row(held, held.next_seq, "reply", transcripts.reply_body(asked.adapter.api, asked.reply))
+    operations.insert_items(unit.connection, [row])
+    rows = _rows(loaded, held, asked, verdicts)
+    actions.insert(unit.connection, rows.actions)
+    approvals.insert(unit.connection, rows.approvals)
+    calls.insert(unit.connection, rows.calls)
+    unit.wakes.extend(rows.wakes)
+    unit.audit(
+        held.operation_id, "turn.proposed", turn=held.turn, response_id=asked.reply.response_id,
+        request_sha256=asked.request_sha256, calls=[_audited(r) for r in rows.calls],
+    )  # fmt: skip
+    judging = replace(
+        held,
+        state=OperationState.VALIDATING,
+        open_reads=rows.reads,
+        held_reads=rows.held,
+        open_calls=rows.reads + rows.waiting,
+    )
+    engine.progress(
+        unit,
+        judging,
+        e.Judged,
+        next_seq=held.next_seq + 1,
+        asks=0,
+        lost=0,
+        stale_turns=held.stale_turns,
+        last_response_id=asked.reply.response_id,
+        calls_used=bench.calls_used,
+        writes_used=bench.writes_used,
+        **_usage(loaded, held, asked),
+    )
+
+
+def _audited(row: dict[str, Any]) -> dict[str, Any]:
+    """A proposal as the audit keeps it: digests instead of arguments, and whether anybody was contacted (no)."""
+    kept = ("call_key", "call_id", "tool", "arguments_sha256", "action_id", "duplicate", "state", "code")
+    return {name: row[name] for name in kept} | {"contacted": False}
+
+
+def _rows(loaded: "Loaded", held: OperationRecord, asked: "Asked", verdicts: Sequence[Judged]) -> _Rows:
+    rows = _Rows()
+    known = {action.action_id: action for action in loaded.actions}
+    coming: dict[str, dict[str, Any]] = {}
+    for position, judged in enumerate(verdicts):
+        row = _call_row(held, position, asked.reply, judged)
+        match judged.verdict:
+            case Refuse(code, message, _):
+                row["state"] = CallState.REJECTED
+                _result(row, results.error("rejected", code, message))
+            case Read(spec, _):
+                _read(rows, loaded, row, spec)
+            case Act(spec, _, _, _, _, _, ask):
+                action = _action_row(held, position, judged, judged.verdict)
+                coming[coming_id(position)] = action
+                rows.actions.append(action)
+                if ask is not None:
+                    rows.approvals.append(_approval_row(held, action, spec, ask.reason))
+                row |= {"action_id": action["action_id"], "state": CallState.WAITING}
+                rows.waiting += 1
+            case Repeat(_, _, action_id):
+                if action_id in coming:
+                    action_id = coming[action_id]["action_id"]
+                _repeat(rows, row, action_id, known.get(action_id))
+        _bind(loaded, held, asked, row, judged)
+        rows.calls.append(row)
+    return rows
+
+
+def _call_row(held: OperationRecord, position: int, reply: Reply, judged: Judged) -> dict[str, Any]:
+    verdict = judged.verdict
+    spec: ToolSpec | None = None if isinstance(verdict, Refuse) else verdict.spec
+    return {
+        "call_key": new_id("call"),
+        "operation_id": held.operation_id,
+        "tenant": held.tenant,
+        "turn": held.turn,
+        "position": position,
+        "revision": held.revision,
+        "response_id": reply.response_id,
+        "call_id": judged.call.call_id,
+        "tool": judged.call.name,
+        "tool_version": spec.version if spec else None,
+        "effect": spec.effect if spec else None,
+        "queue": spec.queue if spec else None,
+        "limited": spec is not None and spec.concurrency is not None,
+        "arguments": verdict.arguments,
+        "arguments_sha256": judged.arguments_sha256,
+        "action_id": None,
+        "duplicate": False,
+        "state": CallState.READY,
+        "code": None,
+        "wake_at": None,
+        "observation": None,
+        "is_error": False,
+        "binding_sha256": None,
+        "settled_at": None,
+    }
+
+
+def _read(rows: _Rows, loaded: "Loaded", row: dict[str, Any], spec: ToolSpec) -> None:
+    rows.reads += 1
+    if rows.reads - rows.held > loaded.profile.budgets.parallel:
+        rows.held += 1
+        return
+    row["wake_at"] = loaded.operation.now
+    rows.wakes.append(engine.Wake(spec.queue, row["call_key"], spec.name))
+
+
+def _repeat(rows: _Rows, row: dict[str, Any], action_id: str, action: ActionRecord | None) -> None:
+    """A suppressed duplicate: the stored outcome if there is one, else it waits for it."""
+    row |= {"action_id": action_id, "duplicate": True, "state": CallState.WAITING}
+    if action is None or action.state not in FINAL:
+        rows.waiting += 1
+        return
+    row["state"] = engine.CALL_STATE[action.state]
+    observation = results.Observation(action.observation or "", action.state is not ActionState.SUCCEEDED, action.code)
+    _result(row, observation)
+
+
+def _result(row: dict[str, Any], observation: results.Observation) -> None:
+    row |= {"observation": observation.text, "is_error": observation.is_error, "code": observation.code}
+
+
+def _bind(loaded: "Loaded", held: OperationRecord, asked: "Asked", row: dict[str, Any], judged: Judged) -> None:
+    half = digests.request_binding(
+        operation={
+            "operation_id": held.operation_id,
+            "tenant": held.tenant,
+            "subject": held.subject,
+            "revision": held.revision,
+            "profile_digest": held.profile_digest,
+        },
+        request={
+            "api": asked.adapter.api,
+            "model": asked.request.model,
+            "adapter_revision": asked.adapter.revision,
+            "request_sha256": asked.request_sha256,
+            "response_id": asked.reply.response_id,
+        },
+        call={
+            name: row[name] for name in ("call_id", "tool", "tool_version", "effect", "arguments_sha256", "action_id")
+        },
+        policy_version=judged.verdict.policy_version if isinstance(judged.verdict, Act) else loaded.profile.digest[:32],
+    )
+    row["binding"] = half
+    if row["observation"] is not None:
+        row["binding"], row["binding_sha256"] = digests.bind(half, observation=row["observation"], state=row["state"])
+        row["settled_at"] = loaded.operation.now
+
+
+def _action_row(held: OperationRecord, position: int, judged: Judged, act: Act) -> dict[str, Any]:
+    key = digests.idempotency_key(
+        tenant=held.tenant,
+        operation_id=held.operation_id,
+        tool=act.spec.name,
+        intent={name: act.arguments.get(name) for name in act.spec.intent_fields},
+        generation=act.generation,
+    )
+    event: e.ActionEvent = e.Cleared() if act.ask is None else e.ApprovalRequired()
+    return {
+        "action_id": new_id("act"),
+        "operation_id": held.operation_id,
+        "tenant": held.tenant,
+        "turn": held.turn,
+        "position": position,
+        "revision": held.revision,
+        "tool": act.spec.name,
+        "tool_version": act.spec.version,
+        "effect": act.spec.effect,
+        "queue": act.spec.queue,
+        "limited": act.spec.concurrency is not None,
+        "independent": act.spec.independent,
+        "arguments": act.arguments,
+        "arguments_sha256": judged.arguments_sha256,
+        "idempotency_key": key,
+        "digest": action_digest(held, act.spec, act.arguments, key, act.policy_version, act.resource_version),
+        "policy_version": act.policy_version,
+        "resource_version": act.resource_version,
+        "state": action_machine.decide(ActionState.PROPOSED, event, held.now).state,
+    }
+
+
+def action_digest(
+    operation: OperationRecord,
+    spec: ToolSpec,
+    arguments: dict[str, Any],
+    key: str,
+    policy_version: str,
+    resource_version: str | None,
+) -> str:
+    """The digest that an approval is bound to; recomputed from current facts just before the start."""
+    return digests.action_digest(
+        tenant=operation.tenant,
+        subject=operation.subject,
+        operation_id=operation.operation_id,
+        revision=operation.revision,
+        tool=spec.name,
+        tool_version=spec.version,
+        arguments=arguments,
+        idempotency_key=key,
+        policy_version=policy_version,
+        resource_version=resource_version,
+    )
+
+
+def _approval_row(held: OperationRecord, action: dict[str, Any], spec: ToolSpec, reason: str) -> dict[str, Any]:
+    return {
+        "approval_id": new_id("apr"),
+        "action_id": action["action_id"],
+        "operation_id": held.operation_id,
+        "tenant": held.tenant,
+        "requester": held.subject,
+        "action_digest": action["digest"],
+        "tool_version": spec.version,
+        "policy_version": action["policy_version"],
+        "reason": reason,
+        "ttl": spec.approval_ttl.total_seconds(),
+    }

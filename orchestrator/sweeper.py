@@ -1,0 +1,253 @@
+"""The sweeper: repairs what crashes, lost messages and passing time leave behind. `python -m orchestrator.sweeper`.
+
+One loop at a time, under an advisory lock. Every repair is a compare-and-set on state and fence, so that a stale look
+changes nothing. It publishes due work again, with jitter and at most BATCH rows of a kind per round.
+"""
+
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+from sqlalchemy import Connection, text
+
+from executors import results
+from orchestrator import dispatch, engine
+from orchestrator.app import App
+from orchestrator.domain import digests
+from orchestrator.domain import events as e
+from orchestrator.domain.action import ActionState
+from orchestrator.domain.errors import TurnqueueError
+from orchestrator.domain.model import ApprovalState, AttemptState, CallState, Reason
+from orchestrator.logs import configure
+from orchestrator.settings import Settings
+from policy.retry import backoff
+from store import actions, approvals, calls, envelopes, operations
+from store.records import ActionRecord, CallRecord
+
+log = structlog.get_logger()
+
+BATCH = 200
+_LOCK = 0x7471_7377  # "tqsw"
+
+
+def run(app: App, stop: threading.Event) -> None:
+    """Sweep until told to stop. Waits for the lock of another sweeper; an unreachable server is waited for."""
+    while not stop.is_set():
+        try:
+            with app.database.autocommit() as guard:
+                held = guard.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}).scalar()
+                while held and not stop.is_set():
+                    guard.execute(text("SELECT 1"))  # the lock lives with this session
+                    run_once(app)
+                    stop.wait(app.settings.sweep_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+                guard.invalidate()  # ends the session and with it the lock
+        except TurnqueueError as error:
+            log.warning("sweeper.unavailable", code=error.code)
+        except Exception:
+            log.exception("sweeper.failed")
+        stop.wait(app.settings.sweep_seconds)
+
+
+def run_once(app: App) -> dict[str, int]:
+    """One round; returns how many rows each repair touched."""
+    done = {}
+    for name, repair in _REPAIRS.items():
+        done[name] = repair(app)
+    if any(done.values()):
+        log.info("sweeper.round", **done)
+    return done
+
+
+def _unit_of_work(app: App, work: Callable[[engine.Unit], bool]) -> bool:
+    """Run one repair in its own transaction and publish what it made due."""
+
+    def transaction(connection: Connection) -> tuple[bool, list[engine.Wake]]:
+        unit = engine.Unit(connection, "sweeper")
+        return work(unit), unit.wakes
+
+    changed, wakes = app.database.transact(transaction)
+    app.publish(wakes)
+    return changed
+
+
+# --- leases --------------------------------------------------------------------------------------------------------
+
+
+def lost_turns(app: App) -> int:
+    """A worker died while it asked the model: nothing was dispatched, so the turn is asked again, or given up."""
+    with app.database.autocommit() as connection:
+        rows = operations.lost_turns(connection, BATCH)
+    return sum(_lost_turn(app, operation_id, fence) for operation_id, fence in rows)
+
+
+def _lost_turn(app: App, operation_id: str, fence: int) -> bool:
+    def work(unit: engine.Unit) -> bool:
+        held = operations.lock_leased(unit.connection, operation_id, fence)
+        if held is None or not operations.lease_expired(unit.connection, operation_id):
+            return False
+        unit.audit(operation_id, "turn.lost", turn=held.turn, fence=fence)
+        profile = app.profile(held.profile_digest)
+        again = profile.model.provider_tools_on_loss == "ask_again"
+        event = e.TurnLost(held.lost + 1, app.settings.lost_limit, again)
+        engine.apply(unit, held, event, turn=held.turn - 1, lost=held.lost + 1)
+        return True
+
+    return _unit_of_work(app, work)
+
+
+def lost_reads(app: App) -> int:
+    """A worker died while it ran a read: another may, as often as the tool allows."""
+    with app.database.autocommit() as connection:
+        rows = calls.lost(connection, BATCH)
+    return sum(_lost_read(app, call) for call in rows)
+
+
+def _lost_read(app: App, call: CallRecord) -> bool:
+    spec = app.registry.tool(call.tool)
+
+    def work(unit: engine.Unit) -> bool:
+        ended = {
+            "call_key": call.call_key, "fence": call.fence, "attempt_state": AttemptState.LOST,
+            "code": "WORKER_LOST", "contacted": None,
+        }  # fmt: skip
+        if spec is None or call.attempts < spec.max_attempts:
+            delay = backoff(call.attempts).total_seconds() / 2
+            return calls.try_again(unit.connection, free_slot=False, delay=delay, **ended)
+        observation = results.error("failed", "WORKER_LOST")
+        whole, digest = digests.bind(call.binding or {}, observation=observation.text, state=CallState.FAILED)
+        settled = calls.settle(
+            unit.connection, state=CallState.FAILED, observation=observation.text, is_error=True,
+            binding=engine.dump(whole), binding_sha256=digest, **ended,
+        )  # fmt: skip
+        if settled:
+            row = {
+                "operation_id": call.operation_id, "call_key": call.call_key, "tool": call.tool,
+                "attempts": call.attempts,
+            }  # fmt: skip
+            dispatch.settle_read(unit, row, observation, CallState.FAILED, None)
+        return settled
+
+    return _unit_of_work(app, work)
+
+
+def lost_writes(app: App) -> int:
+    """A worker died between `started` and the record of the outcome: unknown, never sent again for that."""
+    with app.database.autocommit() as connection:
+        rows = actions.lost(connection, BATCH)
+    return sum(_lost_write(app, action) for action in rows)
+
+
+def _lost_write(app: App, action: ActionRecord) -> bool:
+    spec = app.registry.tool(action.tool)
+    if spec is None:
+        return False  # a worker that knows the tool must judge
+
+    def work(unit: engine.Unit) -> bool:
+        held = operations.lock(unit.connection, action.operation_id)
+        current = actions.lock(unit.connection, action.action_id)
+        if current.fence != action.fence or current.state is not ActionState.STARTED:
+            return False
+        if not actions.lease_expired(unit.connection, action.action_id):
+            return False
+        actions.end_attempt(
+            unit.connection, action.action_id, state=AttemptState.LOST, code="WORKER_LOST", contacted=None
+        )
+        event = e.OutcomeLost(dispatch.next_check(app, spec, current, held.now))
+        settled = engine.save_action(unit, held, current, event, evidence="WORKER_LOST")
+        engine.progress(unit, replace(held, open_calls=held.open_calls - settled))
+        return True
+
+    return _unit_of_work(app, work)
+
+
+# --- timers --------------------------------------------------------------------------------------------------------
+
+
+def expired_approvals(app: App) -> int:
+    """Nobody decided in time, or nothing started in time: the model is told and goes on."""
+    with app.database.autocommit() as connection:
+        rows = approvals.expired(connection, BATCH)
+    return sum(_expire(app, approval) for approval in rows)
+
+
+def _expire(app: App, approval: approvals.ApprovalRecord) -> bool:
+    def work(unit: engine.Unit) -> bool:
+        held = operations.lock(unit.connection, approval.operation_id)
+        action = actions.lock(unit.connection, approval.action_id)
+        if not approvals.close(unit.connection, approval.action_id, ApprovalState.EXPIRED):
+            return False
+        unit.audit(approval.operation_id, "approval.expired", approval.approval_id, action_id=approval.action_id)
+        settled = engine.save_action(unit, held, action, e.Blocked("APPROVAL_EXPIRED"))
+        engine.progress(unit, replace(held, open_calls=held.open_calls - settled))
+        return True
+
+    return _unit_of_work(app, work)
+
+
+def deadlines(app: App) -> int:
+    """Operations past their wall-clock budget end; what was started is still reconciled."""
+    with app.database.autocommit() as connection:
+        rows = operations.past_deadline(connection, BATCH)
+    return sum(_deadline(app, operation_id) for operation_id in rows)
+
+
+def _deadline(app: App, operation_id: str) -> bool:
+    def work(unit: engine.Unit) -> bool:
+        held = operations.lock(unit.connection, operation_id)
+        return engine.apply(unit, held, e.Exhausted(Reason.DEADLINE)).state is not held.state
+
+    return _unit_of_work(app, work)
+
+
+# --- lost wake-ups -------------------------------------------------------------------------------------------------
+
+
+def republish(app: App) -> int:
+    """Rows that are due and may have lost their hint. The publisher sends only what the queues have room for."""
+    with app.database.autocommit() as connection:
+        wakes = [engine.Wake(engine.ORCHESTRATOR_QUEUE, row) for row in operations.due(connection, BATCH)]
+        for rows in (calls.due(connection, BATCH), actions.due(connection, BATCH)):
+            wakes += [engine.Wake(queue, row_id, tool) for row_id, tool, queue in rows]
+    random.shuffle(wakes)
+    app.publish(wakes)
+    return len(wakes)
+
+
+def forget_envelopes(app: App) -> int:
+    with app.database.autocommit() as connection:
+        return envelopes.forget_expired(connection)
+
+
+_REPAIRS: dict[str, Callable[[App], int]] = {
+    "lost_turns": lost_turns,
+    "lost_reads": lost_reads,
+    "lost_writes": lost_writes,
+    "expired_approvals": expired_approvals,
+    "deadlines": deadlines,
+    "envelopes": forget_envelopes,
+    "republished": republish,
+}
+
+
+def main() -> int:
+    configure()
+    stop = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stop.set())
+    try:
+        with App.open(Settings.from_env()) as app:
+            app.sync_slots()
+            log.info("sweeper.ready")
+            run(app, stop)
+    except TurnqueueError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The only module that imports Celery: a few lines per task, ids only, all decisions elsewhere.
+
+Started by `celery -A orchestrator.tasks worker -Q <queues>`. A message is a hint: its task claims the named row if that
+is due, then goes on claiming due rows of its queue until its time slice is used or nothing is due.
+"""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import structlog
+from celery import Celery, signals
+
+from orchestrator import commands, dispatch, envelope, turn
+from orchestrator.app import App, load_registry
+from orchestrator.domain.errors import ConfigError, TurnqueueError
+from orchestrator.engine import Wake
+from orchestrator.hints import CORE_QUEUES, queue
+from orchestrator.logs import configure
+from orchestrator.settings import Settings
+from store import actions, calls, operations
+
+log = structlog.get_logger()
+app = Celery("turnqueue")
+app.config_from_object("celeryconfig")
+app.Task.max_retries = 0
+
+
+@cache
+def process_app() -> App:
+    """This process's composition root: opened when the worker is ready for its first task."""
+    settings = Settings.from_env()
+    return App(settings, load_registry(settings))
+
+
+def drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake | None]) -> None:
+    """Claim and work until the slice is used or nothing is due; leave a hint behind where work is left."""
+    root = process_app()
+    until = time.monotonic() + root.settings.slice_seconds
+    try:
+        worked = step(hint)
+        while time.monotonic() < until:
+            if not step(None):
+                return
+            worked = True
+    except TurnqueueError as error:
+        # Unreachable server: the row keeps its lease or its wake_at, the sweeper publishes it again.
+        log.warning("task.unavailable", code=error.code)
+        return
+    if worked:
+        left = more()
+        if left is not None:
+            root.publish([left])
+
+
+@app.task(name="turnqueue.advance")
+def advance(operation_id: str) -> None:
+    """Advance the named operation, or the ones longest due, by one model turn each."""
+    root = process_app()
+
+    def more() -> Wake | None:
+        with root.database.autocommit() as connection:
+            rows = operations.due(connection, 1)
+        return Wake("orchestrator", rows[0]) if rows else None
+
+    drain(lambda hint: turn.advance(root, hint), str(operation_id), more)
+
+
+@app.task(name="turnqueue.submit")
+def submit(sealed: str) -> None:
+    """Create an operation from a signed envelope. Anything else creates nothing and is logged."""
+    root = process_app()
+    try:
+        request, proof = envelope.open_sealed(root.settings, str(sealed))
+        created = commands.submit(root, request, proof)
+    except TurnqueueError as error:
+        log.warning("envelope.refused", code=error.code)
+        return
+    log.info("envelope.accepted", operation_id=created.operation_id, sender=proof.sender, created=created.created)
+
+
+def _run_tool(queue_name: str, row_id: str) -> None:
+    root = process_app()
+
+    def more() -> Wake | None:
+        with root.database.autocommit() as connection:
+            rows = [row for row in calls.due(connection, 16) if row[2] == queue_name]
+            rows = rows or [row for row in actions.due(connection, 16) if row[2] == queue_name]
+        return Wake(queue_name, rows[0][0], rows[0][1]) if rows else None
+
+    drain(lambda hint: dispatch.run_one(root, queue_name, hint), str(row_id), more)
+
+
+def register_tools() -> None:
+    """One task per tool, so that Flower shows a name per tool; ids only in the messages."""
+    for spec in load_registry(Settings.from_env()).tools:
+        _register(spec.name, spec.queue)
+        if spec.queue not in CORE_QUEUES and all(q.name != spec.queue for q in app.conf.task_queues):
+            app.conf.task_queues.append(queue(spec.queue))
+
+
+def _register(tool: str, queue_name: str) -> None:
+    @app.task(name=f"tool.{tool}")
+    def run(row_id: str) -> None:
+        _run_tool(queue_name, row_id)
+
+
+@signals.worker_init.connect
+def _prepare(**_: Any) -> None:
+    configure()
+    root = process_app()
+    root.sync_slots()
+
+
+@signals.worker_shutdown.connect
+def _close(**_: Any) -> None:
+    if process_app.cache_info().currsize:
+        process_app().close()
+
+
+try:
+    register_tools()
+except ConfigError as problem:  # one clear line instead of Celery's traceback about an unusable app
+    raise SystemExit(f"{problem.code}: {problem.message}") from None

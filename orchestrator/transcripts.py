@@ -1,0 +1,119 @@
+"""From stored rows to what the model is shown, and the checks before results go back to it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jsonschema
+
+from adapters.arguments import ArgumentError, parse_arguments
+from adapters.base import Reply, ToolChoice, ToolDeclaration
+from executors.registry import Registry
+from orchestrator.domain import digests
+from orchestrator.domain.model import ProposedCall
+from orchestrator.domain.transcript import ModelReply, Notice, Observation, TranscriptItem, UserText
+from store.records import CallRecord, OperationRecord
+
+AUTO = ToolChoice("auto")
+NO_TOOLS = ToolChoice("none")
+
+
+def build(items: Sequence[Mapping[str, Any]], calls: Sequence[CallRecord]) -> tuple[TranscriptItem, ...]:
+    """Stored items in order; each reply is followed by the observations of its calls, in call order."""
+    by_turn: dict[int, list[CallRecord]] = {}
+    for call in calls:
+        by_turn.setdefault(call.turn, []).append(call)
+    shown: list[TranscriptItem] = []
+    for item in items:
+        shown.append(_item(item["kind"], item["body"]))
+        if item["kind"] == "reply":
+            shown.extend(_observation(call) for call in by_turn.get(item["turn"], ()) if _answered_once(call))
+    return tuple(shown)
+
+
+def _item(kind: str, body: Mapping[str, Any]) -> TranscriptItem:
+    match kind:
+        case "user":
+            return UserText(body["text"])
+        case "notice":
+            return Notice(body["text"])
+        case "reply":
+            proposed = tuple(ProposedCall(c["call_id"], c["name"], c["arguments_text"]) for c in body["calls"])
+            return ModelReply(body["api"], body["response_id"], body["text"], proposed, tuple(body["items"]))
+    raise ValueError(f"transcript item of unknown kind {kind!r}")
+
+
+def _answered_once(call: CallRecord) -> bool:
+    """A call id that the model wrote twice is answered once."""
+    return call.code != "DUPLICATE_CALL_ID"
+
+
+def _observation(call: CallRecord) -> Observation:
+    return Observation(call.call_id, call.tool, call.observation or "", call.is_error)
+
+
+def reply_body(api: str, reply: Reply) -> dict[str, Any]:
+    """The stored form of a reply; `_item` reads it back."""
+    return {
+        "api": api,
+        "response_id": reply.response_id,
+        "text": reply.text,
+        "calls": [{"call_id": c.call_id, "name": c.name, "arguments_text": c.arguments_text} for c in reply.calls],
+        "items": list(reply.items),
+    }
+
+
+def bindings_hold(operation: OperationRecord, calls: Sequence[CallRecord]) -> bool:
+    """Recompute every binding of the last turn from trusted rows: each call has one result, and it is its own.
+
+    Missing, swapped or altered results are refused before anything goes back to the model.
+    """
+    return all(_binding_holds(operation, call) for call in calls if call.turn == operation.turn - 1)
+
+
+def _binding_holds(operation: OperationRecord, call: CallRecord) -> bool:
+    if call.binding is None or call.observation is None:
+        return False
+    expected = {
+        "operation_id": operation.operation_id,
+        "tenant": operation.tenant,
+        "subject": operation.subject,
+        "profile_digest": operation.profile_digest,
+        "response_id": call.response_id,
+        "call_id": call.call_id,
+        "tool": call.tool,
+        "tool_version": call.tool_version,
+        "arguments_sha256": call.arguments_sha256,
+        "action_id": call.action_id,
+        "result_sha256": digests.sha256_bytes(call.observation.encode()),
+        "result_state": call.state,
+    }
+    bound = call.binding
+    return (
+        all(bound.get(name) == value for name, value in expected.items())
+        and digests.sha256("binding-v1", bound) == call.binding_sha256
+    )
+
+
+def declaration(registry: Registry, name: str) -> ToolDeclaration:
+    """A registered tool as the model sees it."""
+    spec = registry.tool(name)
+    if spec is None:
+        raise ValueError(f"tool {name!r} is not registered")
+    return ToolDeclaration(spec.name, spec.description, dict(spec.schema))
+
+
+def output_valid(schema: Mapping[str, Any] | None, text: str) -> bool:
+    """Whether a final text fits the profile's output schema; any text does where there is none."""
+    if schema is None:
+        return True
+    try:
+        return bool(_validator(digests.canonical(schema)).is_valid(parse_arguments(text)))
+    except ArgumentError:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: bytes) -> Any:
+    return jsonschema.Draft202012Validator(json.loads(schema))

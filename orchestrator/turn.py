@@ -1,0 +1,327 @@
+"""One turn: claim the operation, ask the model, judge its reply, record everything in one transaction.
+
+No transaction is open while the model is asked. The request is repeated only when no tool call came back; the retry
+owner is here (short waits) and the operation's `wake_at` (long ones).
+"""
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import structlog
+import tenacity
+
+from adapters.base import Adapter, Completion, HttpRequest, ModelRequest, Reply
+from adapters.registry import adapter_for
+from orchestrator import engine, provider, recording, transcripts
+from orchestrator.app import App
+from orchestrator.domain import digests
+from orchestrator.domain import events as e
+from orchestrator.domain.action import UNRESOLVED, ActionState
+from orchestrator.domain.errors import ConfigError
+from orchestrator.domain.model import CallState, Reason
+from orchestrator.failpoints import failpoint
+from orchestrator.judge import Bench, KnownAction, intent_sha256, judge
+from orchestrator.leases import Lease
+from policy import budgets, catalog
+from policy.base import Principal
+from policy.profile import Profile
+from policy.progress import brings_something_new
+from policy.retry import retry_at
+from store import actions, calls, operations
+from store.records import ActionRecord, CallRecord, OperationRecord
+
+log = structlog.get_logger()
+
+IN_PLACE_TRIES = 3  # requests within one claim; further ones are parked
+IN_PLACE_WAIT = 1.0  # seconds; a longer wait is parked, so that no thread sleeps on it
+_UNUSABLE_OUTPUT_TRIES = 2  # a model that wrote an unusable call is asked once more
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything one turn needs to know, read outside any transaction."""
+
+    operation: OperationRecord
+    profile: Profile
+    principal: Principal
+    items: list[dict[str, Any]]
+    calls: list[CallRecord]
+    actions: list[ActionRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request and its reply, with what the record of the turn needs."""
+
+    adapter: Adapter
+    request: ModelRequest
+    request_sha256: str
+    reply: Reply
+    tries: int
+    seconds: float
+
+
+def advance(app: App, operation_id: str | None) -> bool:
+    """Advance the named operation (or the one longest due) by one model turn. False: nothing to claim."""
+    since = time.monotonic()
+    with app.database.autocommit() as connection:
+        operation = operations.claim_turn(connection, operation_id, app.settings.lease_seconds)
+    if operation is None:
+        return False
+    failpoint("turn.claimed")
+    with (
+        structlog.contextvars.bound_contextvars(operation_id=operation.operation_id, turn=operation.turn),
+        app.leases.hold("operation", operation.operation_id, operation.fence, since) as lease,
+    ):
+        _take_turn(app, operation, lease)
+    return True
+
+
+def _take_turn(app: App, operation: OperationRecord, lease: Lease) -> None:
+    loaded = _load(app, operation)
+    if not transcripts.bindings_hold(loaded.operation, loaded.calls):
+        log.error("binding.mismatch")
+        _finish(app, operation, e.TurnFailed(Reason.INTERNAL))
+        return
+    reason = _exhausted(loaded)
+    if reason is not None:
+        _finish(app, operation, e.Exhausted(reason))
+        return
+    try:
+        adapter = adapter_for(loaded.profile.model.api)
+        endpoint = provider.endpoint(loaded.profile.model)
+        request = _request(app, loaded)
+        wire = adapter.to_request(request, endpoint)
+    except ConfigError as error:
+        log.error("turn.bad_config", code=error.code, problem=error.message)
+        _finish(app, operation, e.TurnFailed(Reason.PROVIDER_CONFIG))
+        return
+    asked = _ask(app, loaded, adapter, request, wire, lease)
+    failpoint("turn.replied")
+    if asked.reply.completion is Completion.TOOL_PROPOSALS:
+        _record_proposals(app, loaded, asked)
+    else:
+        _record_other(app, loaded, asked)
+
+
+def _load(app: App, operation: OperationRecord) -> Loaded:
+    with app.database.autocommit() as connection:
+        items = operations.load_items(connection, operation.operation_id)
+        earlier = calls.of_operation(connection, operation.operation_id) if operation.turn > 1 else []
+        any_action = any(call.action_id for call in earlier)
+        known = actions.of_operation(connection, operation.operation_id) if any_action else []
+    profile = app.profile(operation.profile_digest)
+    principal = Principal(operation.tenant, operation.subject, frozenset(operation.scopes))
+    return Loaded(operation, profile, principal, items, earlier, known)
+
+
+def _spent(operation: OperationRecord) -> budgets.Spent:
+    return budgets.Spent(
+        turn=operation.turn,
+        input_tokens=operation.input_tokens,
+        output_tokens=operation.output_tokens,
+        cost_usd=operation.cost_usd,
+        result_bytes=operation.result_bytes,
+        stale_turns=operation.stale_turns,
+    )
+
+
+def _exhausted(loaded: Loaded) -> Reason | None:
+    if loaded.operation.now >= loaded.operation.deadline:
+        return Reason.DEADLINE
+    return budgets.exhausted(loaded.profile.budgets, _spent(loaded.operation))
+
+
+def _finish(app: App, operation: OperationRecord, event: e.OperationEvent) -> None:
+    """End the operation without a reply, if its turn is still ours."""
+
+    def work(connection: Any) -> list[engine.Wake]:
+        unit = engine.Unit(connection, f"worker:{app.worker}")
+        held = operations.lock_leased(connection, operation.operation_id, operation.fence)
+        if held is not None:
+            engine.apply(unit, held, event)
+        return unit.wakes
+
+    app.publish(app.database.transact(work))
+
+
+# --- asking --------------------------------------------------------------------------------------------------------
+
+
+def _offered(app: App, loaded: Loaded) -> tuple[str, ...]:
+    specs = [spec for name in loaded.profile.tools if (spec := app.registry.tool(name)) is not None]
+    return catalog.eligible([(spec.name, spec.scopes) for spec in specs], loaded.principal)
+
+
+def _tools_off(loaded: Loaded) -> bool:
+    """On the last permitted turn, or without a call left, the model must answer from what it has."""
+    limits = loaded.profile.budgets
+    return loaded.operation.turn >= limits.turns or loaded.operation.calls_used >= limits.calls
+
+
+def _request(app: App, loaded: Loaded) -> ModelRequest:
+    model = loaded.profile.model
+    return ModelRequest(
+        model=model.name,
+        instructions=loaded.profile.instructions,
+        items=transcripts.build(loaded.items, loaded.calls),
+        tools=tuple(transcripts.declaration(app.registry, name) for name in _offered(app, loaded)),
+        tool_choice=transcripts.NO_TOOLS if _tools_off(loaded) else transcripts.AUTO,
+        parallel=model.parallel_calls,
+        max_output_tokens=budgets.output_limit(
+            loaded.profile.budgets, _spent(loaded.operation), model.max_output_tokens
+        ),
+        parameters=model.parameters,
+        output_schema=loaded.profile.output_schema,
+        previous_response_id=loaded.operation.last_response_id if model.server_state else None,
+    )
+
+
+def _ask(app: App, loaded: Loaded, adapter: Adapter, request: ModelRequest, wire: HttpRequest, lease: Lease) -> Asked:
+    """Ask, and ask again in place while the failure is short and the lease is ours."""
+    started = time.monotonic()
+    left = (loaded.operation.deadline - loaded.operation.now).total_seconds()
+
+    def short_failure(reply: Reply) -> bool:
+        failure = reply.failure
+        return (
+            failure is not None and failure.retryable and (failure.retry_after or 0) <= IN_PLACE_WAIT and lease.held()
+        )
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_result(short_failure),
+        stop=tenacity.stop_after_attempt(IN_PLACE_TRIES),
+        wait=lambda state: _in_place_wait(_outcome(state)),
+        retry_error_callback=_outcome,
+    )
+    reply: Reply = retrying(
+        lambda: provider.ask(
+            app.model_http,
+            adapter,
+            request,
+            wire,
+            max(0.1, min(loaded.profile.model.timeout, left - (time.monotonic() - started))),
+        )
+    )
+    tries = int(retrying.statistics.get("attempt_number", 1))
+    return Asked(adapter, request, digests.sha256_bytes(wire.body), reply, tries, time.monotonic() - started)
+
+
+def _outcome(state: tenacity.RetryCallState) -> Reply:
+    if state.outcome is None:
+        raise AssertionError("asked after a reply only")
+    reply: Reply = state.outcome.result()
+    return reply
+
+
+def _in_place_wait(reply: Reply) -> float:
+    asked = reply.failure.retry_after if reply.failure else None
+    return (asked or 0.1) * (1 + random.random())  # noqa: S311 - jitter, not a secret
+
+
+# --- recording -----------------------------------------------------------------------------------------------------
+
+
+def _record_proposals(app: App, loaded: Loaded, asked: Asked) -> None:
+    bench = Bench(
+        registry=app.registry,
+        profile=loaded.profile,
+        principal=loaded.principal,
+        operation_id=loaded.operation.operation_id,
+        offered=frozenset() if _tools_off(loaded) else frozenset(_offered(app, loaded)),
+        calls_used=loaded.operation.calls_used,
+        writes_used=loaded.operation.writes_used,
+        per_tool=Counter(call.tool for call in loaded.calls if call.code not in recording.NOT_COUNTED),
+        actions=[_known(app, action) for action in loaded.actions],
+    )
+    verdicts = judge(bench, asked.reply.calls)
+    stale = not brings_something_new(
+        [(call.tool, call.arguments_sha256) for call in loaded.calls],
+        [(verdict.call.name, verdict.arguments_sha256) for verdict in verdicts],
+    )
+
+    def work(connection: Any) -> list[engine.Wake]:
+        unit = engine.Unit(connection, f"worker:{app.worker}")
+        held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
+        if held is None:
+            return []
+        counted = replace(held, stale_turns=held.stale_turns + 1 if stale else 0)
+        recording.proposals(unit, loaded, counted, asked, verdicts, bench)
+        return unit.wakes
+
+    wakes = app.database.transact(work)
+    failpoint("turn.recorded")
+    app.publish(wakes)
+
+
+def _known(app: App, action: ActionRecord) -> KnownAction:
+    spec = app.registry.tool(action.tool)
+    intent = intent_sha256(spec, action.arguments) if spec else ""
+    return KnownAction(action.action_id, action.tool, intent, action.arguments_sha256, action.state, action.code)
+
+
+def _record_other(app: App, loaded: Loaded, asked: Asked) -> None:
+    event = _event(app, loaded, asked)
+
+    def work(connection: Any) -> list[engine.Wake]:
+        unit = engine.Unit(connection, f"worker:{app.worker}")
+        held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
+        if held is not None:
+            recording.other(unit, loaded, held, asked, event)
+        return unit.wakes
+
+    app.publish(app.database.transact(work))
+
+
+def _event(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:
+    match asked.reply.completion:
+        case Completion.FINAL_TEXT:
+            return _answered(loaded, asked.reply)
+        case Completion.REFUSAL:
+            return e.Refused()
+        case Completion.TRUNCATED:
+            return e.Truncated()
+        case Completion.PAUSED:
+            return e.Paused()
+        case _:
+            return _failed(app, loaded, asked)
+
+
+def _answered(loaded: Loaded, reply: Reply) -> e.Answered:
+    """The evidence for the model's final text, from the records and not from its words."""
+    done = {call.tool for call in loaded.calls if call.state is CallState.SUCCEEDED and not call.is_error}
+    proven = {action.tool for action in loaded.actions if action.state is ActionState.SUCCEEDED}
+    return e.Answered(
+        missing=tuple(name for name in loaded.profile.required_tools if name not in done | proven),
+        unresolved=any(action.state in UNRESOLVED for action in loaded.actions),
+        output_valid=transcripts.output_valid(loaded.profile.output_schema, reply.text),
+        may_tell=not loaded.operation.told and loaded.operation.turn < loaded.profile.budgets.turns,
+    )
+
+
+def _failed(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:
+    failure = asked.reply.failure
+    if failure is None:
+        return e.TurnFailed(Reason.PROTOCOL)
+    log.warning("turn.request_failed", boundary=failure.boundary, code=failure.code, retryable=failure.retryable)
+    if failure.code == "CONTEXT_LENGTH":
+        return e.Truncated()
+    operation = loaded.operation
+    unusable = failure.code == "MODEL_OUTPUT_INVALID"
+    limit = _UNUSABLE_OUTPUT_TRIES if unusable else app.settings.ask_limit
+    now = operation.now + timedelta(seconds=asked.seconds)
+    at = retry_at(
+        now,
+        operation.asks + asked.tries,
+        limit,
+        operation.deadline,
+        failure.retry_after,
+        random.random(),  # noqa: S311
+    )
+    if at is None or not (failure.retryable or unusable):
+        return e.TurnFailed(Reason(failure.boundary))
+    return e.TurnDeferred(at)

@@ -1,0 +1,227 @@
+"""Actions (writes and guarded reads) and their attempts. Callers own the transaction and hold the operation's lock.
+
+Lock order everywhere: operation, action, slot, call.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from orchestrator.domain.action import ActionState
+from store import slots, tables
+from store.records import ActionRecord, record
+
+
+def insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """A key used twice raises IntegrityError: one action per idempotency key, whoever asks."""
+    if rows:
+        connection.execute(tables.actions.insert(), list(rows))
+
+
+def load(connection: Connection, action_id: str) -> ActionRecord | None:
+    row = (
+        connection.execute(text("SELECT * FROM actions WHERE action_id = :action_id"), {"action_id": action_id})
+        .mappings()
+        .first()
+    )
+    return record(ActionRecord, row) if row else None
+
+
+def lock(connection: Connection, action_id: str) -> ActionRecord:
+    statement = text("SELECT * FROM actions WHERE action_id = :action_id FOR UPDATE")
+    return record(ActionRecord, connection.execute(statement, {"action_id": action_id}).mappings().one())
+
+
+def of_operation(connection: Connection, operation_id: str) -> list[ActionRecord]:
+    statement = text("SELECT * FROM actions WHERE operation_id = :operation_id ORDER BY turn, position")
+    return [
+        record(ActionRecord, row) for row in connection.execute(statement, {"operation_id": operation_id}).mappings()
+    ]
+
+
+def of_turn(connection: Connection, operation_id: str, turn: int) -> list[ActionRecord]:
+    """The actions that the calls of this turn wait for (their own, and earlier ones that they repeat)."""
+    statement = text(
+        """
+        SELECT * FROM actions WHERE action_id IN (
+            SELECT action_id FROM calls WHERE operation_id = :operation_id AND turn = :turn AND action_id IS NOT NULL)
+        ORDER BY turn, position
+        """
+    )
+    rows = connection.execute(statement, {"operation_id": operation_id, "turn": turn}).mappings()
+    return [record(ActionRecord, row) for row in rows]
+
+
+# --- due -----------------------------------------------------------------------------------------------------------
+
+_DUE = "c.wake_at <= clock_timestamp() AND (c.lease_until IS NULL OR c.lease_until < clock_timestamp()) "
+
+
+def next_due(connection: Connection, queue: str, skip: Sequence[str] = ()) -> str | None:
+    """The action of this queue that is longest due and has a free slot where it needs one. Takes no lock."""
+    statement = text(
+        f"SELECT c.action_id FROM actions c WHERE c.queue = :queue AND {_DUE} "
+        f"AND c.action_id <> ALL(CAST(:skip AS text[])) AND (NOT c.limited OR {slots.HAS_FREE}) "
+        "ORDER BY c.wake_at LIMIT 1"
+    )
+    found: str | None = connection.execute(statement, {"queue": queue, "skip": list(skip)}).scalar()
+    return found
+
+
+def due(connection: Connection, limit: int) -> list[tuple[str, str, str]]:
+    """(action_id, tool, queue) of actions to start or to reconcile now."""
+    statement = text(
+        f"SELECT c.action_id, c.tool, c.queue FROM actions c WHERE {_DUE} "
+        f"AND (NOT c.limited OR {slots.HAS_FREE}) ORDER BY c.wake_at LIMIT :limit"
+    )
+    return [(row.action_id, row.tool, row.queue) for row in connection.execute(statement, {"limit": limit})]
+
+
+# --- start ---------------------------------------------------------------------------------------------------------
+
+_START = text(
+    """
+    WITH cand AS (
+        SELECT action_id AS id, tool, tenant, limited FROM actions
+        WHERE action_id = :action_id AND state = 'READY' AND wake_at <= clock_timestamp() FOR UPDATE SKIP LOCKED),
+    """
+    + slots.TAKE
+    + """,
+    started AS (
+        UPDATE actions a SET state = 'STARTED', fence = fence + 1, attempts = attempts + 1, checks = 0, wake_at = NULL,
+               started_at = coalesce(started_at, clock_timestamp()),
+               lease_until = clock_timestamp() + make_interval(secs => :lease)
+        FROM cand LEFT JOIN taken ON true
+        WHERE a.action_id = cand.id AND (NOT cand.limited OR taken.tool IS NOT NULL)
+        RETURNING a.*)
+    INSERT INTO attempts (attempt_id, operation_id, action_id, kind, number, fence, state, worker)
+    SELECT 'att_' || replace(gen_random_uuid()::text, '-', ''), operation_id, action_id, 'execute', attempts,
+           fence, 'STARTED', :worker FROM started
+    RETURNING attempt_id, fence
+    """
+)
+
+
+def start(
+    connection: Connection, action_id: str, *, lease: float, slot_lease: float, worker: str
+) -> tuple[str, int] | None:
+    """READY to STARTED with its attempt and slot, or None if it is not ours to start. Returns (attempt_id, fence)."""
+    values = {"action_id": action_id, "lease": lease, "slot_lease": slot_lease, "worker": worker}
+    row = connection.execute(_START, values).first()
+    return (row.attempt_id, row.fence) if row else None
+
+
+_CHECK = text(
+    """
+    WITH held AS (
+        UPDATE actions SET fence = fence + 1, checks = checks + 1,
+               lease_until = clock_timestamp() + make_interval(secs => :lease)
+        WHERE action_id = :action_id AND state IN ('UNKNOWN', 'PENDING') AND wake_at <= clock_timestamp()
+          AND (lease_until IS NULL OR lease_until < clock_timestamp())
+        RETURNING *),
+    lost AS (
+        UPDATE attempts a SET state = 'LOST', ended_at = clock_timestamp()
+        FROM held WHERE a.action_id = held.action_id AND a.state = 'STARTED' RETURNING a.attempt_id)
+    SELECT held.*, (SELECT count(*) FROM lost) AS lost_attempts FROM held
+    """
+)
+
+
+def claim_check(connection: Connection, action_id: str, *, lease: float) -> ActionRecord | None:
+    """Take the lease for one reconciliation of an uncertain action that is due."""
+    row = connection.execute(_CHECK, {"action_id": action_id, "lease": lease}).mappings().first()
+    return record(ActionRecord, row) if row else None
+
+
+def insert_attempt(connection: Connection, **values: Any) -> None:
+    connection.execute(tables.attempts.insert(), values)
+
+
+def end_attempt(
+    connection: Connection, action_id: str, *, state: str, code: str | None, contacted: bool | None
+) -> None:
+    """Close the action's live attempt, if there is one."""
+    statement = text(
+        "UPDATE attempts SET state = :state, code = :code, contacted = :contacted, ended_at = clock_timestamp() "
+        "WHERE action_id = :action_id AND state = 'STARTED'"
+    )
+    connection.execute(statement, {"action_id": action_id, "state": state, "code": code, "contacted": contacted})
+
+
+# --- save ----------------------------------------------------------------------------------------------------------
+
+_SETTABLE = frozenset(
+    {"state", "code", "evidence", "wake_at", "checks", "review", "external_ref", "observation", "settled_at"}
+)
+
+
+def save(connection: Connection, action: ActionRecord, **changes: Any) -> bool:
+    """Set columns where state and fence are still those of `action`; clears its lease. False: somebody was first."""
+    unknown = set(changes) - _SETTABLE
+    if unknown:
+        raise ValueError(f"unknown columns {sorted(unknown)}")
+    actions = tables.actions
+    updated = connection.execute(
+        actions.update()
+        .where(
+            actions.c.action_id == action.action_id, actions.c.state == action.state, actions.c.fence == action.fence
+        )
+        .values(lease_until=None, **changes)
+    )
+    return updated.rowcount == 1
+
+
+def release(connection: Connection, action_ids: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Make READY actions due: their place in the turn's order has come. (action_id, tool, queue) of each."""
+    statement = text(
+        "UPDATE actions SET wake_at = clock_timestamp() WHERE action_id = ANY(CAST(:ids AS text[])) "
+        "AND state = 'READY' AND wake_at IS NULL RETURNING action_id, tool, queue"
+    )
+    return [(r.action_id, r.tool, r.queue) for r in connection.execute(statement, {"ids": list(action_ids)})]
+
+
+# --- the sweeper ---------------------------------------------------------------------------------------------------
+
+
+def renew(connection: Connection, held: Sequence[tuple[str, int]], lease: float) -> set[tuple[str, int]]:
+    """Extend leases still held by these fences; returns the ones that are."""
+    statement = text(
+        """
+        UPDATE actions a SET lease_until = clock_timestamp() + make_interval(secs => :lease)
+        FROM unnest(CAST(:ids AS text[]), CAST(:fences AS bigint[])) AS h(id, fence)
+        WHERE a.action_id = h.id AND a.fence = h.fence AND a.lease_until IS NOT NULL RETURNING a.action_id, a.fence
+        """
+    )
+    values = {"lease": lease, "ids": [i for i, _ in held], "fences": [f for _, f in held]}
+    return {(row.action_id, row.fence) for row in connection.execute(statement, values)}
+
+
+def lost(connection: Connection, limit: int) -> list[ActionRecord]:
+    """STARTED actions whose worker's lease has run out: their outcome is unknown."""
+    statement = text(
+        "SELECT * FROM actions WHERE state = 'STARTED' AND lease_until < clock_timestamp() "
+        "ORDER BY lease_until LIMIT :limit"
+    )
+    return [record(ActionRecord, row) for row in connection.execute(statement, {"limit": limit}).mappings()]
+
+
+def lease_expired(connection: Connection, action_id: str) -> bool:
+    """Whether the lease of a locked row has really run out: it may have been renewed since it was listed."""
+    statement = text("SELECT lease_until < clock_timestamp() FROM actions WHERE action_id = :action_id")
+    return bool(connection.execute(statement, {"action_id": action_id}).scalar())
+
+
+def unstarted(connection: Connection, operation_id: str) -> list[ActionRecord]:
+    """Actions that can still be stopped, locked."""
+    statement = text(
+        "SELECT * FROM actions WHERE operation_id = :operation_id "
+        "AND state IN ('PROPOSED', 'WAITING_APPROVAL', 'READY') ORDER BY turn, position FOR UPDATE"
+    )
+    rows = connection.execute(statement, {"operation_id": operation_id}).mappings()
+    return [record(ActionRecord, row) for row in rows]
+
+
+def states(connection: Connection, operation_id: str) -> list[tuple[str, str, ActionState, str | None]]:
+    """(action_id, tool, state, external_ref) in order, for terminal records."""
+    return [(a.action_id, a.tool, a.state, a.external_ref) for a in of_operation(connection, operation_id)]

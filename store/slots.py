@@ -1,0 +1,52 @@
+"""Per-tool limits that hold across the fleet: one row per slot, with holder and lease.
+
+Slots are taken inside the claiming statement of `calls` and `actions`, freed with the result. A dead worker's slot is
+free again once its attempt's deadline (and a grace) has passed.
+"""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, text
+
+GRACE_SECONDS = 5.0  # after an attempt's deadline: its HTTP client has given up by then
+
+# Used by the claims: takes a free slot of the tool of the candidate row `cand(id, tool, tenant, limited)`.
+TAKE = """
+    free AS (
+        SELECT s.tool, s.slot FROM slots s JOIN cand ON cand.limited AND s.tool = cand.tool
+        WHERE s.holder IS NULL OR s.lease_until < clock_timestamp()
+        ORDER BY s.slot LIMIT 1 FOR UPDATE OF s SKIP LOCKED),
+    taken AS (
+        UPDATE slots s SET holder = cand.id, tenant = cand.tenant, fence = s.fence + 1,
+               lease_until = clock_timestamp() + make_interval(secs => :slot_lease)
+        FROM free, cand WHERE s.tool = free.tool AND s.slot = free.slot
+        RETURNING s.tool)
+"""
+HAS_FREE = (
+    "EXISTS (SELECT 1 FROM slots s WHERE s.tool = c.tool AND (s.holder IS NULL OR s.lease_until < clock_timestamp()))"
+)
+FREE = "UPDATE slots SET holder = NULL, tenant = NULL, lease_until = NULL WHERE holder = :holder"
+
+
+def sync(connection: Connection, limits: Mapping[str, int]) -> None:
+    """Make the rows of each tool agree with its limit. Slots above a lowered limit go once they are free."""
+    for tool, limit in limits.items():
+        values = {"tool": tool, "limit": limit}
+        connection.execute(
+            text(
+                "INSERT INTO slots (tool, slot) SELECT :tool, n FROM generate_series(1, :limit) n "
+                "ON CONFLICT DO NOTHING"
+            ),
+            values,
+        )
+        connection.execute(text("DELETE FROM slots WHERE tool = :tool AND slot > :limit AND holder IS NULL"), values)
+
+
+def free(connection: Connection, holder: str) -> None:
+    connection.execute(text(FREE), {"holder": holder})
+
+
+def holders(connection: Connection, tool: str) -> list[str]:
+    """Who holds an unexpired slot of the tool."""
+    statement = text("SELECT holder FROM slots WHERE tool = :tool AND lease_until >= clock_timestamp() ORDER BY slot")
+    return list(connection.execute(statement, {"tool": tool}).scalars())
