@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedded.keeper import ServerFiles
+from embedded.wheels import Programs
 from orchestrator.domain.errors import ConfigError
 
 # sun_path holds 108 bytes on Linux, 104 on macOS, with the final zero; the longest socket name is PostgreSQL's.
@@ -163,16 +164,18 @@ def closed_parent(path: Path) -> Path | None:
     return next((each for each in (path, *path.parents) if not each.stat().st_mode & stat.S_IXOTH), None)
 
 
-def reachable(tree: Path, layout: Layout, version: str) -> Path:
-    """The directory of installed programs, or a copy of it where the service user cannot get at the original."""
-    if not layout.user.drop or closed_parent(tree.resolve()) is None:
-        return tree
-    copy = layout.home / "programs" / f"{tree.name}-{version}"
+def reachable(programs: Programs, layout: Layout) -> Path:
+    """The directory with the programs: where they were installed, or a copy if the service user cannot get there."""
+    if not layout.user.drop or closed_parent(programs.executable.resolve()) is None:
+        return programs.executable.parent
+    copy = layout.home / "programs" / programs.version
     if not copy.exists():
         partial = copy.with_name(f"{copy.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(tree, partial, symlinks=True)
+        # In the same places beside each other: the programs find their libraries by a relative path.
+        for tree in programs.trees:
+            shutil.copytree(programs.root / tree, partial / tree)
         for each in (copy.parent, partial, *(entry for entry in partial.rglob("*") if entry.is_dir())):
             each.chmod(0o755)
         partial.rename(copy)
-    return copy
+    return copy / programs.executable.parent.relative_to(programs.root)

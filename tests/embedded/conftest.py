@@ -29,9 +29,10 @@ with EmbeddedServers(Path(sys.argv[1])) as servers:
 
 
 def embedded_environ() -> dict[str, str]:
-    """This environment without settings that would replace the embedded servers."""
+    """For a program run elsewhere: this repository importable, nothing set that would replace the embedded servers."""
     replaced = {"TURNQUEUE_DATABASE_URL", "TURNQUEUE_BROKER_URL", "TURNQUEUE_HOME"}
-    return {name: value for name, value in os.environ.items() if name not in replaced}
+    kept = {name: value for name, value in os.environ.items() if name not in replaced}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [kept.get("PYTHONPATH")])])}
 
 
 class Launcher:
@@ -44,7 +45,7 @@ class Launcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**embedded_environ(), "PYTHONPATH": str(REPOSITORY), **env},
+            env={**embedded_environ(), **env},
             user=user,
             group=None if user is None else _group_of(user),
             extra_groups=None if user is None else [],

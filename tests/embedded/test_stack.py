@@ -15,7 +15,7 @@ from embedded.servers import Servers
 from embedded.stack import Stack, Worker, default_workers, exit_on_sigterm
 from embedded.supervisor import CrashLimit, Process, Supervisor
 from orchestrator.domain.errors import ConfigError, Unavailable
-from tests.embedded.conftest import REPOSITORY
+from tests.embedded.conftest import embedded_environ
 
 NO_CRASH_LIMIT = CrashLimit(deaths=1000)
 
@@ -225,7 +225,7 @@ def test_death_of_the_supervisor_leaves_nothing(number: int, status: int, tmp_pa
         [*script(SUPERVISED), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env=embedded_environ(),
     ) as supervisor:
         assert supervisor.stdout is not None
         pids = json.loads(supervisor.stdout.readline())
@@ -244,9 +244,7 @@ with subprocess.Popen([sys.executable, "-c", watch, str(os.getpid()), *{STEADY!r
     print(guard.pid, flush=True)
     sys.stdin.read()
 """
-    with subprocess.Popen(
-        script(code), stdin=-1, stdout=-1, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ) as parent:
+    with subprocess.Popen(script(code), stdin=-1, stdout=-1, text=True, env=embedded_environ()) as parent:
         assert parent.stdout is not None
         guard = int(parent.stdout.readline())
         assert "ready" in parent.stdout.readline()
@@ -315,7 +313,7 @@ def test_real_workers_survive_kill(servers: Servers, broker_url: str, tmp_path: 
                 client.send_task("tests.embedded.tiny_app.touch", [str(path)], queue=queue)
                 stack.restart(name)
                 until(path.exists)
-                until(lambda path=path: path.read_text() != "")
+                until(lambda: path.read_text() != "")  # noqa: B023 (used at once)
                 assert int(path.read_text()) == stack.pid(name) != killed
         stack.wait_ready()
         pids = [stack.pid(each) for each in ("orchestrator", "executors", "sweeper")]
