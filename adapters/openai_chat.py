@@ -55,7 +55,7 @@ _ALLOWS_CALLS = ("tool_calls", "function_call", "stop")
 class OpenAIChat:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
-    api = "openai_chat"
+    api = "openai-chat"
     revision = "1"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:

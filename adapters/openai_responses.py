@@ -60,7 +60,7 @@ _CALLS = ("function_call", "custom_tool_call")
 class OpenAIResponses:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
-    api = "openai_responses"
+    api = "openai-responses"
     revision = "1"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:

@@ -13,12 +13,12 @@ from orchestrator.domain.transcript import UserText
 
 # The corpus names who speaks a format; several servers speak one.
 APIS = {
-    "openai-responses": "openai_responses",
-    "azure-responses": "openai_responses",
-    "compat-responses": "openai_responses",
-    "openai-chat": "openai_chat",
-    "azure-chat": "openai_chat",
-    "compat-chat": "openai_chat",
+    "openai-responses": "openai-responses",
+    "azure-responses": "openai-responses",
+    "compat-responses": "openai-responses",
+    "openai-chat": "openai-chat",
+    "azure-chat": "openai-chat",
+    "compat-chat": "openai-chat",
 }
 
 

@@ -19,7 +19,7 @@ def profile() -> Profile:
     return Profile(
         name="retail",
         model=Model(
-            api=os.environ.get("RETAIL_API", "openai_responses"),
+            api=os.environ.get("RETAIL_API", "openai-responses"),
             name=os.environ.get("RETAIL_MODEL", "scripted"),
             base_url="$RETAIL_MODEL_URL",
             api_key_env=os.environ.get("RETAIL_API_KEY_ENV"),

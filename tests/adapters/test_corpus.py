@@ -153,7 +153,7 @@ def test_wire_reports_streams_and_other_formats_as_unsupported() -> None:
 def test_cut_recorded_bodies_never_propose() -> None:
     """A body that lost its end is a failure at every length, never a shorter list of calls."""
     recorded = json.loads((shared("wire") / "openai-chat" / "parallel-calls-001.json").read_text())
-    whole, adapter = http_response(recorded), ADAPTERS["openai_chat"]
+    whole, adapter = http_response(recorded), ADAPTERS["openai-chat"]
     request = model_request(recorded)
     for length in range(len(whole.body)):
         reply = adapter.from_response(HttpResponse(200, whole.headers, whole.body[:length]), request)
@@ -211,7 +211,7 @@ _MESSAGE = st.fixed_dictionaries(
 )
 def test_near_miss_responses_keep_their_promises(output: list[Any], status: Any, more: dict[str, Any]) -> None:
     body = json.dumps({**more, "output": output, "status": status}).encode()
-    reply = ADAPTERS["openai_responses"].from_response(HttpResponse(200, {}, body), _REQUEST)
+    reply = ADAPTERS["openai-responses"].from_response(HttpResponse(200, {}, body), _REQUEST)
     assert bool(reply.calls) == (reply.completion is CALLS)
     assert not reply.calls or status == "completed"
 
@@ -219,6 +219,6 @@ def test_near_miss_responses_keep_their_promises(output: list[Any], status: Any,
 @given(message=_MESSAGE | _JSON, reason=st.sampled_from(["stop", "tool_calls", "length", None, "error"]) | _JSON)
 def test_near_miss_completions_keep_their_promises(message: Any, reason: Any) -> None:
     body = json.dumps({"choices": [{"message": message, "finish_reason": reason}]}).encode()
-    reply = ADAPTERS["openai_chat"].from_response(HttpResponse(200, {}, body), _REQUEST)
+    reply = ADAPTERS["openai-chat"].from_response(HttpResponse(200, {}, body), _REQUEST)
     assert bool(reply.calls) == (reply.completion is CALLS)
     assert not reply.calls or reason in ("stop", "tool_calls", "function_call")

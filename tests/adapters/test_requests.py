@@ -13,7 +13,7 @@ from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import ModelReply, Notice, Observation, UserText
 
-RESPONSES, CHAT = adapter_for("openai_responses"), adapter_for("openai_chat")
+RESPONSES, CHAT = adapter_for("openai-responses"), adapter_for("openai-chat")
 PLACE = Endpoint("https://api.example/v1", "key")
 SCHEMA = {
     "type": "object",
@@ -182,7 +182,7 @@ REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_conten
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": WIRE, "arguments": '{"id":"a"}'}
 BARE = {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "ping", "arguments": ""}
 PROPOSED = (ProposedCall("c1", "orders.get", '{"id":"a"}'), ProposedCall("c2", "ping", ""))
-REPLY = ModelReply("openai_responses", "resp_1", "", PROPOSED, (REASONING, CALL, BARE))
+REPLY = ModelReply("openai-responses", "resp_1", "", PROPOSED, (REASONING, CALL, BARE))
 # Recorded in the order they finished, with words of the caller in between.
 LATER = (
     Observation("c2", "ping", "down", is_error=True),
@@ -224,7 +224,7 @@ def test_responses_answer_custom_calls_and_program_calls_in_kind() -> None:
     custom = {"type": "custom_tool_call", "call_id": "c1", "name": "sql", "input": "select 1"}
     program = {**CALL, "call_id": "c2", "caller": {"type": "program", "caller_id": "p"}}
     calls = (ProposedCall("c1", "sql", '"select 1"'), ProposedCall("c2", "program::x", "{}"))
-    reply = ModelReply("openai_responses", "r", "", calls, (custom, program))
+    reply = ModelReply("openai-responses", "r", "", calls, (custom, program))
     results = (Observation("c1", "sql", "no", True), Observation("c2", "x", "no", True))
     sent = body(RESPONSES, dataclasses.replace(ASKED, items=(reply, *results)))["input"]
     assert sent[:2] == [custom, program]
@@ -235,7 +235,7 @@ def test_responses_answer_custom_calls_and_program_calls_in_kind() -> None:
 def test_chat_echoes_the_message_with_its_extra_fields() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "ping", "arguments": ""}, "extra_content": {"s": "x"}}
     message = {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call]}
-    reply = ModelReply("openai_chat", "r", "", (ProposedCall("c1", "ping", ""),), (message,))
+    reply = ModelReply("openai-chat", "r", "", (ProposedCall("c1", "ping", ""),), (message,))
     sent = body(CHAT, dataclasses.replace(ASKED, items=(UserText("Go"), reply, Observation("c1", "ping", "ok"))))
     echoed = {**message, "tool_calls": [{**call, "function": {"name": "ping", "arguments": "{}"}}]}
     assert sent["messages"][1:] == [
@@ -324,6 +324,6 @@ def test_unstorable_characters_are_marked_and_never_repaired() -> None:
 
 
 def test_unknown_api_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="openai_chat, openai_responses") as refused:
+    with pytest.raises(ConfigError, match="openai-chat, openai-responses") as refused:
         adapter_for("smoke_signals")
     assert refused.value.code == "UNKNOWN_API"

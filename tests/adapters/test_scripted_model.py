@@ -22,7 +22,7 @@ REFUND = {
         {"text": "Refunded."},
     ],
 }
-APIS = ("openai_responses", "openai_chat")
+APIS = ("openai-responses", "openai-chat")
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,11 @@ def test_a_conversation_passes_results_on(model: ScriptedModel, client: httpx.Cl
 
 def test_continuing_by_response_id(model: ScriptedModel, client: httpx.Client) -> None:
     model.add(REFUND)
-    adapter = adapter_for("openai_responses")
+    adapter = adapter_for("openai-responses")
     request, endpoint = asked(model, "refund", parameters={"store": True})
     first = ask(client, adapter, request, endpoint)
     results = [Observation(call.call_id, "draft", '{"n": 7, "draft": {"id": "D9"}}') for call in first.calls]
-    seen: tuple[TranscriptItem, ...] = (kept("openai_responses", first), *results)
+    seen: tuple[TranscriptItem, ...] = (kept("openai-responses", first), *results)
     more = asked(model, "refund", *seen, previous_response_id=first.response_id)[0]
     assert ask(client, adapter, more, endpoint).calls[0].name == "submit"
     assert [item["type"] for item in model.requests("refund")[-1]["body"]["input"]] == ["function_call_output"] * 2
@@ -111,8 +111,8 @@ def test_the_model_name_chooses_where_no_message_does(model: ScriptedModel, clie
     model.add({"id": "by-name", "turns": [{"text": "Hello."}]})
     request = ModelRequest("by-name", "", (UserText("Hi"),))
     place = Endpoint(f"{model.url}/v1")
-    assert ask(client, adapter_for("openai_chat"), request, place).text == "Hello."
-    unknown = ask(client, adapter_for("openai_chat"), ModelRequest("gpt", "", (UserText("Hi"),)), place)
+    assert ask(client, adapter_for("openai-chat"), request, place).text == "Hello."
+    unknown = ask(client, adapter_for("openai-chat"), ModelRequest("gpt", "", (UserText("Hi"),)), place)
     assert unknown.raw_reason == "model_not_found"
 
 
@@ -134,8 +134,8 @@ def test_cut_connections(model: ScriptedModel, client: httpx.Client, cut: str) -
     model.add({"id": "lost", "turns": [{"text": "Here.", "fault": {"cut": cut, "times": 1}}]})
     request, endpoint = asked(model, "lost")
     with pytest.raises(httpx.RemoteProtocolError):
-        ask(client, adapter_for("openai_chat"), request, endpoint)
-    assert ask(client, adapter_for("openai_chat"), request, endpoint).text == "Here."
+        ask(client, adapter_for("openai-chat"), request, endpoint)
+    assert ask(client, adapter_for("openai-chat"), request, endpoint).text == "Here."
 
 
 def test_it_refuses_what_the_real_services_refuse(model: ScriptedModel, client: httpx.Client) -> None:
@@ -158,7 +158,7 @@ def test_it_refuses_what_the_real_services_refuse(model: ScriptedModel, client: 
 
 def test_many_conversations_at_once_get_ids_of_their_own(model: ScriptedModel, client: httpx.Client) -> None:
     model.add(REFUND)
-    adapter = adapter_for("openai_responses")
+    adapter = adapter_for("openai-responses")
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: ask(client, adapter, *asked(model, "refund")), range(64)))
     assert len({call.call_id for reply in replies for call in reply.calls}) == 128
@@ -172,9 +172,9 @@ def test_reset_forgets_scripts_and_requests(client: httpx.Client, tmp_path: Any)
         own.add({"id": "added", "turns": [{"text": "Added."}]})
         place = Endpoint(f"{own.url}/v1")
         default = ModelRequest("whatever", "", (UserText("Hi"),))
-        assert ask(client, adapter_for("openai_chat"), default, place).text == "Given."
+        assert ask(client, adapter_for("openai-chat"), default, place).text == "Given."
         added = ModelRequest("added", "", (UserText("Hi"),))
-        assert ask(client, adapter_for("openai_chat"), added, place).text == "Added."
+        assert ask(client, adapter_for("openai-chat"), added, place).text == "Added."
         own.reset()
         assert own.requests("given") == []
-        assert ask(client, adapter_for("openai_chat"), added, place).text == "Given."
+        assert ask(client, adapter_for("openai-chat"), added, place).text == "Given."

@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m tests.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="DIR", help="a workload folder, such as .../workloads/tau_retail")
     parser.add_argument("--volume", action="store_true", help="also the large set of writes, and its batch")
-    parser.add_argument("--provider", default="openai_responses", metavar="NAME", help="adapter (default %(default)s)")
+    parser.add_argument("--provider", default="openai-responses", metavar="NAME", help="adapter (default %(default)s)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes per kind (default %(default)s)")
     parser.add_argument(
         "--in-flight", type=int, default=32, metavar="N", help="operations at once, default %(default)s"

@@ -1,5 +1,6 @@
 """The only use of Turnqueue's public API in the replay: submit an operation, learn whether it ended, read what came."""
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +14,19 @@ from tests.replay.jobs import Job
 from tests.replay.workload import Call
 
 ENDED = frozenset({"COMPLETED", "REFUSED", "INCOMPLETE", "FAILED", "CANCELLED"})
-POLL_SECONDS = (0.1, 1.0)  # the first and the longest interval of asking
+POLL_SECONDS = 0.2
+MAX_OPERATIONS = 1000  # of one world
 
 
 class Client:
+    """Safe to share between threads."""
+
     def __init__(self, app: App, profile: str) -> None:
         self._app = app
         self._profile = profile
+        self._lock = threading.Lock()
+        self._ended: set[str] = set()
+        self._asked: dict[str, float] = {}  # world -> when its operations were listed last
 
     @classmethod
     @contextmanager
@@ -32,19 +39,25 @@ class Client:
         submission = commands.Submission(
             profile=self._profile, input=job.input, tenant=job.world, subject=job.subject, scopes=job.scopes
         )
-        return str(commands.submit(self._app, submission).operation_id)
+        return commands.submit(self._app, submission).operation_id
 
-    def wait(self, operation_id: str, deadline: float) -> Outcome | None:
+    def wait(self, world: str, operation_id: str, deadline: float) -> Outcome | None:
         """The outcome once it has ended; None when `deadline` (of `time.monotonic`) passes first."""
-        interval, longest = POLL_SECONDS
-        while True:
-            view = commands.inspect(self._app, operation_id).model_dump(mode="json")
-            if view["state"] in ENDED:
-                return _outcome(view)
+        while not self._has_ended(world, operation_id):
             if time.monotonic() > deadline:
                 return None
-            time.sleep(interval)  # the API has nothing to wait on
-            interval = min(interval * 1.5, longest)
+            time.sleep(POLL_SECONDS)  # the API has nothing to wait on
+        return _outcome(commands.inspect(self._app, operation_id).model_dump(mode="json"))
+
+    def _has_ended(self, world: str, operation_id: str) -> bool:
+        """All who wait for operations of one world share one list of it per interval."""
+        with self._lock:
+            now = time.monotonic()
+            if operation_id not in self._ended and now - self._asked.get(world, 0.0) >= POLL_SECONDS:
+                self._asked[world] = now
+                listed = commands.list_operations(self._app, tenant=world, limit=MAX_OPERATIONS)
+                self._ended.update(str(row["operation_id"]) for row in listed if row["state"] in ENDED)
+            return operation_id in self._ended
 
 
 def _outcome(view: dict[str, Any]) -> Outcome:

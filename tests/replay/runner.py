@@ -122,7 +122,7 @@ class Runner:
                 yield running[future].id, future.result()
 
     def _one(self, job: Job) -> Outcome | None:
-        return self.client.wait(self.client.submit(job), time.monotonic() + self.seconds)
+        return self.client.wait(job.world, self.client.submit(job), time.monotonic() + self.seconds)
 
     def _answers(self, outcome: Outcome | None, check: Callable[[Outcome], list[str]]) -> list[str]:
         return check(outcome) if outcome is not None else [f"did not end within {self.seconds:g} s"]

@@ -38,7 +38,7 @@ def upgrade() -> None:
         sa.Column("schema_version", sa.Integer(), server_default="1", nullable=False),
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("subject", sa.Text(), nullable=False),
-        sa.Column("scopes", postgresql.ARRAY(Text()), nullable=False),
+        sa.Column("scopes", postgresql.ARRAY(sa.Text()), nullable=False),
         sa.Column("profile", sa.Text(), nullable=False),
         sa.Column("profile_digest", sa.Text(), nullable=False),
         sa.Column("caller_key", sa.Text(), nullable=True),
