@@ -28,24 +28,38 @@ class Base:
 
     @cached_property
     def _canonical(self) -> dict[str, dict[str, bytes]]:
+        """Each record as a member of its table's canonical text, in canonical order."""
         return {
-            table: {key: rfc8785.dumps(record) for key, record in records.items()}
+            table: {key: _member(key, rfc8785.dumps(records[key])) for key in sorted(records, key=_order)}
             for table, records in self.tables.items()
         }
 
     def digest_with(self, changed: Mapping[RecordKey, Record]) -> str:
         """SHA-256, hex, of the RFC 8785 form of the whole state with these records changed or added."""
-        tables = {table: dict(records) for table, records in self._canonical.items()}
+        tables = {table: dict(members) for table, members in self._canonical.items()}
         for (table, key), record in changed.items():
-            tables.setdefault(table, {})[key] = rfc8785.dumps(record)
-        text = _object({table: _object(records) for table, records in tables.items()})
-        return hashlib.sha256(text).hexdigest()
+            tables.setdefault(table, {})[key] = _member(key, rfc8785.dumps(record))
+        whole = {table: _member(table, _object(self._in_order(table, members))) for table, members in tables.items()}
+        return hashlib.sha256(_object(whole[table] for table in sorted(whole, key=_order))).hexdigest()
+
+    def _in_order(self, table: str, members: Mapping[str, bytes]) -> Iterable[bytes]:
+        """A changed record keeps its place; only added ones make it necessary to sort again."""
+        if len(members) == len(self._canonical.get(table, ())):
+            return members.values()
+        return (members[key] for key in sorted(members, key=_order))
 
 
-def _object(members: Mapping[str, bytes]) -> bytes:
-    """An RFC 8785 object of canonical values: names in UTF-16 order."""
-    names = sorted(members, key=lambda name: name.encode("utf-16-be"))
-    return b"{" + b",".join(rfc8785.dumps(name) + b":" + members[name] for name in names) + b"}"
+def _order(name: str) -> bytes:
+    """RFC 8785 sorts names by UTF-16 code units."""
+    return name.encode("utf-16-be")
+
+
+def _member(name: str, value: bytes) -> bytes:
+    return rfc8785.dumps(name) + b":" + value
+
+
+def _object(members: Iterable[bytes]) -> bytes:
+    return b"{" + b",".join(members) + b"}"
 
 
 class StoredWorld:

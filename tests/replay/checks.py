@@ -104,9 +104,9 @@ def _not_completed(outcome: Outcome) -> list[str]:
 
 def _other_calls(wanted: Sequence[Call], outcome: Outcome) -> list[str]:
     seen = [answered.call for answered in outcome.calls]
-    return (
-        [] if seen == list(wanted) else [f"{len(seen)} calls were proposed otherwise than the {len(wanted)} scripted"]
-    )
+    if len(seen) == len(wanted) and all(map(_same, wanted, seen)):
+        return []
+    return [f"{len(seen)} calls were proposed, other than the {len(wanted)} scripted"]
 
 
 def _same(wanted: Call, seen: Call) -> bool:

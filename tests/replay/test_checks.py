@@ -151,3 +151,10 @@ def test_a_report_is_right_only_when_everything_is() -> None:
     assert report.to_json()["failed"] == [{"id": "x", "why": "a; b"}]
     assert not Report("w", duplicate_effects=1).ok
     assert not Report("w", batch_ok=False).ok
+
+
+def test_arguments_that_were_refused_as_invalid_need_not_be_kept() -> None:
+    case = ErrorCase("e", (), WRITE, False, "Not now", "digest")
+    unkept = Answered(Call(WRITE.tool, None), {"state": "rejected", "code": "INVALID_ARGUMENTS"}, is_error=True)  # type: ignore[arg-type]
+    assert checks.error_wrong(case, one(unkept)) == []
+    assert checks.error_wrong(case, one(replace(unkept, call=Call("other_tool", WRITE.arguments))))

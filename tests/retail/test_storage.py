@@ -11,7 +11,7 @@ from examples.retail import semantics
 from examples.retail.semantics import RetailError
 from examples.retail.storage import KeyConflict, Store, Write
 from executors.outcomes import Absent, Applied, NotApplied
-from tests.replay.workload import Action, Call, Workload
+from tests.replay.workload import Action, Call, Workload, digest
 from tests.retail.desk import Answer, Desk
 
 THREADS = 20
@@ -103,6 +103,21 @@ def test_reconciliation_finds_what_was_applied(desk: Desk, workload: Workload) -
     outcome = desk.reconcile("found", action.call, "found-key")
     assert isinstance(outcome, Applied)
     assert outcome.result.model_dump(mode="json") == answer.data
+
+
+def test_added_records_count_in_the_digest_wherever_their_names_sort(store: Store, workload: Workload) -> None:
+    added: dict[str, semantics.Record] = {"aaa": {"n": 1}, "zzz": {"n": 1.5}, "\U0001f600": {}, "\ufb33": {"x": None}}
+
+    def add(world: semantics.World) -> None:
+        for key, record in added.items():
+            world.put("users", key, record)
+        world.put("notes", "1", {"text": "a table of its own"})
+
+    store.write(Write("added", "added-key", "add", {}, add, lambda *_: []))
+    state = workload.state()
+    whole = {**state, "users": {**state["users"], **added}, "notes": {"1": {"text": "a table of its own"}}}
+    assert store.state_digest("added") == digest(whole)
+    assert list(store.read("added", lambda world: dict(world.all("users"))))[-4:] == list(added)
 
 
 def test_a_write_that_breaks_leaves_nothing(store: Store) -> None:
