@@ -171,7 +171,7 @@ class Supervisor:
         self._wait_for(lambda: self._closing or any(child.failure for child in self._children.values()), timeout)
         self.check()
 
-    def wait_ready(self, timeout: float = 60.0) -> None:
+    def wait_ready(self, timeout: float = 120.0) -> None:
         """Block until every wanted process is ready.
 
         Raises ConfigError CRASH_LOOP, or Unavailable NOT_READY with the end of the log after `timeout` seconds.
