@@ -50,9 +50,9 @@ class Worker:
 
 
 def default_workers(extra_queues: Sequence[str] = (), concurrency: int = 8) -> tuple[Worker, ...]:
-    """One orchestrator worker, and one executor worker for reads, writes and the queues that tools name."""
+    """One orchestrator worker, for submissions by message too, and one executor worker for all other queues."""
     return (
-        Worker("orchestrator", ("orchestrator",), concurrency),
+        Worker("orchestrator", ("orchestrator", "submit"), concurrency),
         Worker("executors", ("reads", "writes", *extra_queues), concurrency),
     )
 

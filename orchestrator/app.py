@@ -32,11 +32,14 @@ def load_registry(settings: Settings) -> Registry:
     registry = Registry()
     for name in settings.modules:
         try:
-            register = importlib.import_module(name).register
-        except ImportError as error:
-            raise ConfigError("BAD_MODULE", f"TURNQUEUE_MODULES: cannot import {name!r}: {error}") from None
-        except AttributeError:
-            raise ConfigError("BAD_MODULE", f"TURNQUEUE_MODULES: {name!r} has no register(registry)") from None
+            module = importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a module of the user's may raise anything while it is imported
+            raise ConfigError(
+                "BAD_MODULE", f"TURNQUEUE_MODULES: cannot import {name!r}: {type(error).__name__}: {error}"
+            ) from None
+        register = getattr(module, "register", None)
+        if register is None:
+            raise ConfigError("BAD_MODULE", f"TURNQUEUE_MODULES: {name!r} has no register(registry)")
         register(registry)
     registry.add_profile(*(Profile.load(Path(path)) for path in settings.profiles))
     registry.check()

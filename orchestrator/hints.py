@@ -55,6 +55,7 @@ class HintPublisher:
         self._settings = settings
         self._lock = threading.Lock()
         self.sent = 0  # messages, for the benchmark
+        self.failed = 0  # publishes that the broker did not take
 
     @cached_property
     def _connection(self) -> Connection:
@@ -69,6 +70,7 @@ class HintPublisher:
                 return self._publish(hints)
             except Exception as error:  # noqa: BLE001 - transports raise what they like; the sweeper repairs
                 log.warning("hint.publish_failed", error=type(error).__name__, hints=len(hints))
+                self.failed += 1
                 self._reset()
                 return 0
 

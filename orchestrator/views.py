@@ -73,7 +73,9 @@ class ApprovalView(BaseModel):
     state: str
     reason: str
     requester: str
+    created_at: datetime
     expires_at: datetime
+    decided_at: datetime | None
     decided_by: str | None
     decision_reason: str | None
 
@@ -169,8 +171,8 @@ def view(connection: Connection, operation: OperationRecord) -> OperationView:
 
 
 _APPROVAL = (
-    "approval_id", "action_id", "action_digest", "state", "reason", "requester", "expires_at", "decided_by",
-    "decision_reason",
+    "approval_id", "action_id", "action_digest", "state", "reason", "requester", "created_at", "expires_at",
+    "decided_at", "decided_by", "decision_reason",
 )  # fmt: skip
 
 

@@ -23,7 +23,9 @@ class ApprovalRecord:
     policy_version: str
     reason: str
     state: ApprovalState
+    created_at: datetime
     expires_at: datetime
+    decided_at: datetime | None
     decided_by: str | None
     decision_reason: str | None
 

@@ -84,15 +84,22 @@ def shop_process(
             _stop(process)
 
 
-def seed(database_url: str, *, tenant: str = TENANT, customer: str = SUBJECT, order_id: str = ORDER_ID) -> None:
+def seed(
+    database_url: str,
+    *,
+    tenant: str = TENANT,
+    customer: str = SUBJECT,
+    order_id: str = ORDER_ID,
+    total_cents: int = 8990,
+) -> None:
     """Create the schema and the demo orders where they are missing; what is there stays as it is.
 
-    The refundable one is `order_id` (EUR 89.90, delivered); beside it are an order that was only placed and one of
+    The refundable one is `order_id` (delivered); beside it are an order that was only placed and one of
     another customer.
     """
     number = int(order_id.removeprefix("ORD-"))
     orders = (
-        (tenant, order_id, customer, "delivered", 8990, "EUR"),
+        (tenant, order_id, customer, "delivered", total_cents, "EUR"),
         (tenant, f"ORD-{(number + 1) % 1_000_000:06}", customer, "placed", 4200, "EUR"),
         (tenant, f"ORD-{(number + 2) % 1_000_000:06}", f"not-{customer}", "delivered", 15000, "EUR"),
     )

@@ -279,6 +279,7 @@ def test_failed_migration_starts_nothing(servers: Servers, tmp_path: Path) -> No
 def test_default_workers_serve_every_queue() -> None:
     workers = default_workers(["slow"], concurrency=4)
     assert [each.name for each in workers] == ["orchestrator", "executors"]
+    assert "orchestrator,submit" in workers[0].process().argv
     argv = workers[1].process().argv
     assert "reads,writes,slow" in argv
     assert argv[argv.index("-c", 3) + 1] == "4"
