@@ -2,7 +2,8 @@
 
     python -m tests.replay DIR [--volume] [--provider NAME] [--workers N] [--json]
 
-Exit code 0 only when every task, batch, error case and authorization case came out right and no effect happened twice.
+Exit code 0 only when every task, batch, error case and authorization case came out right and no effect happened twice;
+2 where it could not be replayed.
 """
 
 import argparse
@@ -17,11 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from embedded.stack import exit_on_sigterm
-from tests.replay.domains import domain
+from orchestrator.domain.errors import TurnqueueError
+from tests.replay.domains import Domain, domain
 from tests.replay.launch import launch
 from tests.replay.report import Report
 from tests.replay.runner import OnProgress, Runner
-from tests.replay.workload import Workload
+from tests.replay.workload import Workload, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,21 @@ def parse(arguments: list[str] | None = None) -> Options:
     return Options(**vars(parser.parse_args(arguments)))
 
 
-def replay(options: Options, console: Console) -> Report:
-    """Start everything, run it, stop everything. Raises ValueError where the state is not the one of the tasks."""
-    workload = Workload.load(options.folder)
+def load(folder: Path) -> tuple[Workload, Domain]:
+    """Raises OSError, LookupError or ValueError where the folder cannot be replayed."""
+    workload = Workload.load(folder)
     about = domain(workload.domain)
+    if digest(workload.state()) != workload.base_digest:
+        raise ValueError("db.json is not the state that the tasks start from")
+    return workload, about
+
+
+def replay(options: Options, workload: Workload, about: Domain, console: Console) -> Report:
+    """Start everything, run it, stop everything. Raises TurnqueueError where something does not start."""
     with launch(about, provider=options.provider, workers=options.workers, keep=options.keep) as running:
         if options.keep:
             console.print(f"logs: {running.home / 'logs'}", markup=False)
-        if running.records.seed(workload.state()) != workload.base_digest:
-            raise ValueError(f"{options.folder}/db.json is not the state that the tasks start from")
+        running.records.seed(workload.state())
         with progress(console) as on_progress:
             return Runner(
                 workload=workload,
@@ -86,9 +94,18 @@ def progress(console: Console) -> Iterator[OnProgress]:
 
 
 def main() -> int:
-    options = parse()
-    with exit_on_sigterm():
-        report = replay(options, Console(stderr=True))
+    options, console = parse(), Console(stderr=True)
+    try:
+        workload, about = load(options.folder)
+    except (OSError, LookupError, ValueError) as problem:
+        console.print(f"cannot replay: {type(problem).__name__}: {problem}", markup=False, soft_wrap=True)
+        return 2
+    try:
+        with exit_on_sigterm():
+            report = replay(options, workload, about, console)
+    except TurnqueueError as problem:
+        console.print(f"{problem.code}: {problem.message}", markup=False, soft_wrap=True)
+        return 2
     if options.json:
         print(json.dumps(report.to_json()))
     else:

@@ -50,6 +50,8 @@ class Domain(Protocol):
 
 
 def domain(name: str) -> Domain:
-    """Raises KeyError where the domain is not registered."""
+    """Raises LookupError where the domain is not registered."""
+    if name not in DOMAINS:
+        raise LookupError(f"domain {name!r} is not registered in tests/replay/domains.py; known: {', '.join(DOMAINS)}")
     module, _, attribute = DOMAINS[name].partition(":")
     return cast(Domain, getattr(import_module(module), attribute))
