@@ -4,7 +4,7 @@ import importlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,6 @@ from orchestrator.settings import Settings
 from policy.profile import Profile
 from store import operations, slots
 from store.db import Database
-
-Publish = Callable[[Sequence[Wake]], None]
 
 
 def load_registry(settings: Settings) -> Registry:

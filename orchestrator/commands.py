@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection
 
 from orchestrator import engine
@@ -14,65 +13,34 @@ from orchestrator.domain.errors import Conflict, NotFound, UserError
 from orchestrator.domain.model import ApprovalState
 from orchestrator.domain.operation import TERMINAL, OperationState
 from orchestrator.ids import new_id
+from orchestrator.submission import Envelope as Envelope  # noqa: PLC0414 - part of this module's interface
+from orchestrator.submission import Submission as Submission  # noqa: PLC0414 - part of this module's interface
+from orchestrator.submission import submission as submission  # noqa: PLC0414 - part of this module's interface
 from orchestrator.views import OperationView, view
 from policy.profile import Profile
 from store import actions, approvals, envelopes, operations
 from store.records import OperationRecord
 
-MAX_INPUT = 256 * 1024  # characters; longer text belongs into a tool's reach, not into every request
-
-
-class Submission(BaseModel):
-    """What a caller asks for. Tenant, subject and scopes come from the caller's authentication, never from its text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    profile: str = Field(min_length=1, max_length=64)
-    input: str = Field(min_length=1, max_length=MAX_INPUT)
-    tenant: str = Field(default="default", pattern=r"^[A-Za-z0-9_.@:-]{1,128}$")
-    subject: str = Field(default="local", min_length=1, max_length=256)
-    scopes: frozenset[str] = frozenset()
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=256)
-
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`created` is False when the same key and request had been submitted before."""
+    """`created` is False when the same key and request had been submitted before; `replayed`: in this very envelope."""
 
     operation_id: str
     created: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The proof that came with a submission by message: consumed with it, once."""
-
-    sender: str
-    nonce: str
-    expires_at: float
-
-
-def submission(**fields: Any) -> Submission:
-    """Build a Submission; raises UserError that names the field and what is wrong with it."""
-    try:
-        return Submission.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise UserError("BAD_FIELD", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    replayed: bool = False
 
 
 def submit(app: App, request: Submission, envelope: Envelope | None = None) -> Submitted:
     """Create an operation, due at once. Same key and same request: the same operation.
 
     Raises NotFound UNKNOWN_PROFILE, Conflict IDEMPOTENCY_CONFLICT (same key, other request) and, with an envelope,
-    Conflict ENVELOPE_REPLAYED.
+    Conflict ENVELOPE_NONCE_REUSED. The very same envelope again gives the operation that it made before.
     """
     profile = app.registry.profile(request.profile)
     if profile is None:
         known = ", ".join(sorted(p.name for p in app.registry.profiles)) or "none are registered"
         raise NotFound("UNKNOWN_PROFILE", f"profile {request.profile!r} is not registered; known: {known}")
-    if "\0" in request.input or "\0" in request.subject:
-        raise UserError("BAD_FIELD", "input and subject must not contain NUL characters")
     created = app.database.transact(lambda connection: _insert(connection, profile, request, envelope))
     if created.created:
         app.publish([engine.Wake(engine.ORCHESTRATOR_QUEUE, created.operation_id)])
@@ -86,6 +54,8 @@ def _insert(connection: Connection, profile: Profile, request: Submission, envel
         "scopes": sorted(request.scopes),
     }  # fmt: skip
     request_sha256 = digests.sha256("submission-v1", asked)
+    if envelope and (used := envelopes.lock(connection, envelope.sender, envelope.nonce)):
+        return _repeated(used, request_sha256)
     body = digests.canonical(profile.model_dump(mode="json")).decode()
     operations.insert_profile(connection, digest=profile.digest, name=profile.name, version=profile.version, body=body)
     inserted = operations.insert(
@@ -107,11 +77,16 @@ def _insert(connection: Connection, profile: Profile, request: Submission, envel
     unit = engine.Unit(connection, f"caller:{request.subject}")
     sender = envelope.sender if envelope else None
     unit.audit(operation_id, "operation.submitted", request_sha256=request_sha256, sender=sender)
-    if envelope and not envelopes.consume(
-        connection, envelope.sender, envelope.nonce, envelope.expires_at, operation_id
-    ):
-        raise Conflict("ENVELOPE_REPLAYED", "this envelope has already been used")
+    if envelope:
+        envelopes.consume(connection, envelope.sender, envelope.nonce, envelope.expires_at, operation_id)
     return Submitted(operation_id, created=True)
+
+
+def _repeated(used: tuple[str, str], request_sha256: str) -> Submitted:
+    """A broker delivers a message twice now and then, which looks the same as a copy that somebody kept."""
+    if used[1] != request_sha256:
+        raise Conflict("ENVELOPE_NONCE_REUSED", f"the nonce made operation {used[0]} of another request")
+    return Submitted(used[0], created=False, replayed=True)
 
 
 def _existing(connection: Connection, request: Submission, request_sha256: str) -> Submitted:
@@ -211,7 +186,7 @@ def _find(connection: Connection, operation_id: str, tenant: str | None) -> Oper
 
 def inspect(app: App, operation_id: str, *, tenant: str | None = None) -> OperationView:
     """Everything that happened to one operation. Raises NotFound UNKNOWN_OPERATION."""
-    with app.database.transaction() as connection:
+    with app.database.snapshot() as connection:
         return view(connection, _find(connection, operation_id, tenant))
 
 

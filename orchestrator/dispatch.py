@@ -327,8 +327,7 @@ def _objection_of_resource(spec: ToolSpec, action: ActionRecord, operation: Oper
     if spec.resource_version is None:
         return None
     try:
-        model = spec.arguments.model_validate(action.arguments)
-        current = spec.resource_version(model, principal)
+        current = spec.resource_version(spec.load(action.arguments), principal)
     except Exception:  # noqa: BLE001 - no answer is no permission
         return "POLICY_UNAVAILABLE"
     return None if current == action.resource_version else "RESOURCE_CHANGED"

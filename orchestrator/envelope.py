@@ -1,111 +1,104 @@
-"""Signed, expiring envelopes: how another service enqueues an operation through a broker that nobody trusts.
+"""The receiving side of signed envelopes: what arrives is untrusted until its signature has been verified.
 
-Sealed with the sender's shared key (itsdangerous, HMAC-SHA512), valid for a short time, usable once. The sender's entry
-in `TURNQUEUE_SENDERS` says for which tenants, profiles and scopes it may ask.
+The sender's entry in `TURNQUEUE_SENDERS` says for which tenants, profiles and scopes it may ask; its key comes from the
+environment variable which that entry names. See `enqueue` for the form, and docs/enqueue.md.
 """
 
-import hashlib
 import os
-import secrets
-from collections.abc import Iterable
-from typing import Any, Protocol
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
 
-import itsdangerous
-from itsdangerous.exc import BadData, SignatureExpired
+from itsdangerous.encoding import base64_decode
+from itsdangerous.exc import BadData
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.commands import Envelope, Submission, submission
 from orchestrator.domain.errors import ConfigError, UserError
+from orchestrator.enqueue import MAX_SEALED, VERSION, signer
 from orchestrator.settings import Sender, Settings
+from orchestrator.submission import Envelope, Submission, submission
 
-_SALT = "turnqueue.submit.v1"  # separates these signatures from any other use of the same key
-TASK = "turnqueue.submit"
-
-
-class SendsTasks(Protocol):
-    """What `Enqueuer` needs of a Celery app."""
-
-    def send_task(self, name: str, args: Any = ..., **options: Any) -> Any: ...
+SKEW_SECONDS = 30.0  # how far a sender's clock may be ahead of ours
 
 
-def _signer(key: str) -> itsdangerous.URLSafeTimedSerializer:
-    return itsdangerous.URLSafeTimedSerializer(
-        key, salt=_SALT, signer_kwargs={"digest_method": hashlib.sha512, "key_derivation": "hmac"}
-    )
+class _Content(BaseModel):
+    """What a verified envelope holds; the request is checked by `submission`, which names a bad field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    nonce: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
+    request: dict[str, Any]
 
 
-class Enqueuer:
-    """The sending side: seals a submission and sends it with any Celery app connected to Turnqueue's broker.
+def check_senders(settings: Settings, environ: Mapping[str, str] | None = None) -> None:
+    """Raises ConfigError for a sender whose name or key cannot be used, and where two senders share one key."""
+    holders: dict[str, str] = {}
+    for name, rule in settings.senders.items():
+        key = _key(rule, environ)
+        signer(name, key)
+        other = holders.setdefault(key, name)
+        if other != name:
+            raise ConfigError("SHARED_KEY", f"TURNQUEUE_SENDERS: {other!r} and {name!r} have the same key")
 
-    enqueuer = Enqueuer(celery_app, sender="shop", key=os.environ["SHOP_ENVELOPE_KEY"])
-    enqueuer.submit(profile="support", input="Where is my parcel?", tenant="acme", subject="customer-7",
-                    idempotency_key="ticket-4711")
+
+def open_sealed(settings: Settings, sealed: object) -> tuple[Submission, Envelope]:
+    """Verify and open.
+
+    Raises UserError ENVELOPE_BARE (not a string, or not of our form), ENVELOPE_TOO_LARGE, ENVELOPE_UNKNOWN_SENDER,
+    ENVELOPE_FORGED, ENVELOPE_EXPIRED, ENVELOPE_FORBIDDEN or BAD_FIELD; ConfigError when the sender's key is not set.
     """
-
-    def __init__(self, app: SendsTasks, *, sender: str, key: str, queue: str = "submit") -> None:
-        self._app = app
-        self._sender = sender
-        self._key = key
-        self._queue = queue
-
-    def submit(
-        self, *, profile: str, input: str, tenant: str, subject: str, scopes: Iterable[str] = (),
-        idempotency_key: str | None = None,
-    ) -> None:  # fmt: skip
-        """Raises UserError that names the field. The result is read from Turnqueue, not from the broker."""
-        request = submission(
-            profile=profile, input=input, tenant=tenant, subject=subject, scopes=frozenset(scopes),
-            idempotency_key=idempotency_key,
-        )  # fmt: skip
-        sealed = seal(request, sender=self._sender, key=self._key)
-        self._app.send_task(TASK, args=[sealed], queue=self._queue, argsrepr="(sealed,)", ignore_result=True)
+    if not isinstance(sealed, str) or not sealed.startswith(f"{VERSION}."):
+        raise UserError("ENVELOPE_BARE", "the message carries no sealed envelope")
+    if len(sealed) > MAX_SEALED:
+        raise UserError("ENVELOPE_TOO_LARGE", f"the envelope has more than {MAX_SEALED} characters")
+    # The claimed sender only chooses the key; the signature covers the name, and the key is this sender's alone.
+    sender = sealed[: len(VERSION) + 66].split(".")[1]
+    rule = settings.senders.get(sender)
+    if rule is None:
+        raise UserError("ENVELOPE_UNKNOWN_SENDER", "the envelope names no known sender")
+    payload, signed_at = _verify(sender, _key(rule), sealed)
+    expires_at = _check_time(settings, signed_at)
+    content = _parse(payload)
+    request = submission(**content.request)
+    _check_allowed(sender, rule, request, content.request)
+    return request, Envelope(sender, content.nonce, expires_at)
 
 
-def seal(request: Submission, *, sender: str, key: str) -> str:
-    """The envelope's text: sender, a nonce, the time, the request, and the signature over all of it."""
-    body = request.model_dump(mode="json") | {"scopes": sorted(request.scopes)}
-    content = {"sender": sender, "nonce": secrets.token_urlsafe(16), "request": body}
-    return str(_signer(key).dumps(content))
-
-
-def open_sealed(settings: Settings, sealed: str) -> tuple[Submission, Envelope]:
-    """Verify and open. Raises UserError ENVELOPE_BAD, ENVELOPE_EXPIRED, ENVELOPE_FORBIDDEN or BAD_FIELD.
-
-    Nothing of the content is used before the signature has been verified, but for the sender's name that chooses the
-    key to verify with.
-    """
-    sender, rule = _claimed_sender(settings, sealed)
-    signer = _signer(_key(rule))
+def _verify(sender: str, key: str, sealed: str) -> tuple[bytes, datetime]:
     try:
-        content, signed_at = signer.loads(sealed, max_age=int(settings.envelope_seconds), return_timestamp=True)
-    except SignatureExpired:
-        raise UserError("ENVELOPE_EXPIRED", "the envelope is too old") from None
-    except BadData:
-        raise UserError("ENVELOPE_BAD", "the envelope's signature does not hold") from None
-    if not isinstance(content.get("request"), dict) or not isinstance(content.get("nonce"), str):
-        raise UserError("ENVELOPE_BAD", "the envelope has no request")
-    request = submission(**content["request"])
-    _check_allowed(sender, rule, request)
-    expires_at = signed_at.timestamp() + settings.envelope_seconds
-    return request, Envelope(sender, content["nonce"], expires_at)
+        signed, signed_at = signer(sender, key).unsign(sealed, return_timestamp=True)
+    except (BadData, ValueError, OverflowError):  # a time of the year 300000, a lone surrogate: not ours either
+        raise UserError("ENVELOPE_FORGED", "the envelope's signature does not hold") from None
+    return signed.split(b".", 2)[2], signed_at
 
 
-def _claimed_sender(settings: Settings, sealed: str) -> tuple[str, Sender]:
-    valid, content = _signer("").loads_unsafe(sealed)
-    sender = content.get("sender") if isinstance(content, dict) else None
-    rule = settings.senders.get(sender) if isinstance(sender, str) else None
-    if valid or rule is None or not isinstance(sender, str):
-        raise UserError("ENVELOPE_BAD", "the envelope names no known sender")
-    return sender, rule
+def _check_time(settings: Settings, signed_at: datetime) -> float:
+    age = time.time() - signed_at.timestamp()
+    # itsdangerous counts whole seconds and would take a sender whose clock is one second ahead for expired.
+    if not -SKEW_SECONDS <= age <= settings.envelope_seconds:
+        raise UserError("ENVELOPE_EXPIRED", f"the envelope was signed {age:.0f} s ago")
+    return signed_at.timestamp() + settings.envelope_seconds
 
 
-def _key(rule: Sender) -> str:
-    key = os.environ.get(rule.key_env)
+def _parse(payload: bytes) -> _Content:
+    """Only after the signature: what fails here was signed by the sender."""
+    try:
+        return _Content.model_validate_json(base64_decode(payload))
+    except (BadData, ValidationError):
+        raise UserError("BAD_FIELD", "the envelope holds no nonce and request") from None
+
+
+def _key(rule: Sender, environ: Mapping[str, str] | None = None) -> str:
+    key = (os.environ if environ is None else environ).get(rule.key_env)
     if not key:
         raise ConfigError("MISSING_VARIABLE", f"TURNQUEUE_SENDERS: environment variable {rule.key_env} is not set")
     return key
 
 
-def _check_allowed(sender: str, rule: Sender, request: Submission) -> None:
+def _check_allowed(sender: str, rule: Sender, request: Submission, given: Mapping[str, Any]) -> None:
+    if not {"tenant", "subject"} <= given.keys():
+        raise UserError("BAD_FIELD", "tenant and subject: an envelope names both")
     if request.tenant not in rule.tenants:
         raise UserError("ENVELOPE_FORBIDDEN", f"sender {sender!r} may not act for tenant {request.tenant!r}")
     if request.profile not in rule.profiles:

@@ -238,7 +238,7 @@ def _unauthorized(spec: ToolSpec, model: BaseModel, principal: Principal) -> Den
 
 def still_authorized(spec: ToolSpec, arguments: Mapping[str, Any], principal: Principal) -> Deny | None:
     """The same question just before a write starts."""
-    return _unauthorized(spec, spec.arguments.model_validate(dict(arguments)), principal)
+    return _unauthorized(spec, spec.load(arguments), principal)
 
 
 def _over_budget(bench: Bench, spec: ToolSpec, *, writes: bool) -> str | None:

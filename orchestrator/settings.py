@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -41,9 +42,11 @@ class Settings(BaseModel):
     ask_limit: int = Field(default=6, ge=1)  # failed requests of one turn before the operation fails
     lost_limit: int = Field(default=5, ge=1)  # lost leases in a row before the operation fails
     check_limit: int = Field(default=10, ge=1)  # reconciliations before an operator is asked
-    envelope_seconds: float = Field(default=300.0, gt=0)
+    # Beyond the 900 s after which Redis delivers a dead worker's messages again; each envelope works once in any case.
+    envelope_seconds: float = Field(default=3600.0, gt=0)
     senders: Mapping[str, Sender] = Field(default_factory=dict)
     send_events: bool = False  # task events for Flower
+    heartbeat_file: Path | None = None  # touched every few seconds, for a health check
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Settings":

@@ -22,6 +22,7 @@ from orchestrator.domain import events as e
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.errors import TurnqueueError
 from orchestrator.domain.model import ApprovalState, AttemptState, CallState, Reason
+from orchestrator.heartbeat import beat
 from orchestrator.logs import configure
 from orchestrator.settings import Settings
 from policy.retry import backoff
@@ -37,12 +38,14 @@ _LOCK = 0x7471_7377  # "tqsw"
 def run(app: App, stop: threading.Event) -> None:
     """Sweep until told to stop. Waits for the lock of another sweeper; an unreachable server is waited for."""
     while not stop.is_set():
+        beat(app.settings.heartbeat_file)
         try:
             with app.database.autocommit() as guard:
                 held = guard.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}).scalar()
                 while held and not stop.is_set():
                     guard.execute(text("SELECT 1"))  # the lock lives with this session
                     run_once(app)
+                    beat(app.settings.heartbeat_file)
                     stop.wait(app.settings.sweep_seconds * random.uniform(0.8, 1.2))  # noqa: S311
                 guard.invalidate()  # ends the session and with it the lock
         except TurnqueueError as error:

@@ -4,18 +4,21 @@ Started by `celery -A orchestrator.tasks worker -Q <queues>`. A message is a hin
 is due, then goes on claiming due rows of its queue until its time slice is used or nothing is due.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import structlog
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
+from celery.exceptions import Reject
 
 from orchestrator import commands, dispatch, envelope, turn
 from orchestrator.app import App, load_registry
-from orchestrator.domain.errors import ConfigError, TurnqueueError
+from orchestrator.domain.errors import ConfigError, TurnqueueError, UserError
 from orchestrator.engine import Wake
+from orchestrator.heartbeat import BEAT_SECONDS, beat
 from orchestrator.hints import CORE_QUEUES, queue
 from orchestrator.logs import configure
 from orchestrator.settings import Settings
@@ -25,6 +28,8 @@ log = structlog.get_logger()
 app = Celery("turnqueue")
 app.config_from_object("celeryconfig")
 app.Task.max_retries = 0
+
+DEFER_SECONDS = 2.0  # between two tries to store an envelope
 
 
 @cache
@@ -68,14 +73,23 @@ def advance(operation_id: str) -> None:
 
 
 @app.task(name="turnqueue.submit")
-def submit(sealed: str) -> None:
-    """Create an operation from a signed envelope. Anything else creates nothing and is logged."""
+def submit(*args: Any, **kwargs: Any) -> None:
+    """Create an operation from one signed envelope. Anything else creates nothing and is logged with its code."""
     root = process_app()
+    sealed = args[0] if len(args) == 1 and not kwargs else None
     try:
-        request, proof = envelope.open_sealed(root.settings, str(sealed))
+        request, proof = envelope.open_sealed(root.settings, sealed)
         created = commands.submit(root, request, proof)
+    except UserError as error:
+        log.warning("envelope.refused", code=error.code, reason=error.message)
+        return
     except TurnqueueError as error:
-        log.warning("envelope.refused", code=error.code)
+        # Unlike a hint, an envelope is not in the database yet: it goes back to the broker until it expires.
+        log.warning("envelope.deferred", code=error.code)
+        time.sleep(DEFER_SECONDS)
+        raise Reject(error.code, requeue=True) from None
+    if created.replayed:
+        log.info("envelope.repeated", code="ENVELOPE_REPLAYED", operation_id=created.operation_id, sender=proof.sender)
         return
     log.info("envelope.accepted", operation_id=created.operation_id, sender=proof.sender, created=created.created)
 
@@ -110,6 +124,10 @@ def _register(tool: str, queue_name: str) -> None:
 def _prepare(**_: Any) -> None:
     configure()
     root = process_app()
+    try:
+        envelope.check_senders(root.settings)
+    except ConfigError as problem:  # now, not at the first envelope
+        raise SystemExit(f"{problem.code}: {problem.message}") from None
     root.sync_slots()
 
 
@@ -118,6 +136,33 @@ def _close(**_: Any) -> None:
     if process_app.cache_info().currsize:
         process_app().close()
 
+
+class Heartbeat(bootsteps.StartStopStep):
+    """Beats on the consumer's own loop, which is what can hang; starts anew with each connection to the broker."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._path = Settings.from_env().heartbeat_file
+        self._connected = threading.Event()
+
+    def start(self, parent: Any) -> None:
+        self._connected.set()
+        beat(self._path)
+        parent.timer.call_repeatedly(BEAT_SECONDS, beat, (self._path,))
+
+    def stop(self, parent: Any) -> None:
+        """The loop stands still until the broker is back: a restart would mend nothing and cost the calls in flight."""
+        self._connected.clear()
+        threading.Thread(target=self._wait_for_broker, name="heartbeat", daemon=True).start()
+
+    def _wait_for_broker(self) -> None:
+        while not self._connected.wait(BEAT_SECONDS):
+            beat(self._path)
+
+
+app.steps["consumer"].add(Heartbeat)
 
 try:
     register_tools()

@@ -143,7 +143,7 @@ def _finish(app: App, operation: OperationRecord, event: e.OperationEvent) -> No
         unit = engine.Unit(connection, f"worker:{app.worker}")
         held = operations.lock_leased(connection, operation.operation_id, operation.fence)
         if held is not None:
-            engine.apply(unit, held, event)
+            engine.apply(unit, held, event, turn=held.turn - 1)  # this turn was claimed and not asked
         return unit.wakes
 
     app.publish(app.database.transact(work))

@@ -41,12 +41,13 @@ def of_operation(connection: Connection, operation_id: str) -> list[ActionRecord
 
 
 def of_turn(connection: Connection, operation_id: str, turn: int) -> list[ActionRecord]:
-    """The actions that the calls of this turn wait for (their own, and earlier ones that they repeat)."""
+    """The actions that the calls of this turn wait for (their own, and earlier ones that they repeat), in its order."""
     statement = text(
         """
-        SELECT * FROM actions WHERE action_id IN (
-            SELECT action_id FROM calls WHERE operation_id = :operation_id AND turn = :turn AND action_id IS NOT NULL)
-        ORDER BY turn, position
+        SELECT a.* FROM actions a JOIN (
+            SELECT action_id, min(position) AS place FROM calls
+            WHERE operation_id = :operation_id AND turn = :turn AND action_id IS NOT NULL GROUP BY action_id) c
+        USING (action_id) ORDER BY c.place
         """
     )
     rows = connection.execute(statement, {"operation_id": operation_id, "turn": turn}).mappings()
@@ -132,10 +133,6 @@ def claim_check(connection: Connection, action_id: str, *, lease: float) -> Acti
     """Take the lease for one reconciliation of an uncertain action that is due."""
     row = connection.execute(_CHECK, {"action_id": action_id, "lease": lease}).mappings().first()
     return record(ActionRecord, row) if row else None
-
-
-def insert_attempt(connection: Connection, **values: Any) -> None:
-    connection.execute(tables.attempts.insert(), values)
 
 
 def end_attempt(

@@ -90,12 +90,6 @@ def consume(connection: Connection, action_id: str, *, digest: str, tool_version
     return connection.execute(statement, values).rowcount == 1
 
 
-def was_consumed(connection: Connection, action_id: str) -> bool:
-    """Whether an earlier attempt of this same action has used its approval: a retry of it needs no second one."""
-    statement = text("SELECT 1 FROM approvals WHERE action_id = :action_id AND state = 'CONSUMED'")
-    return connection.execute(statement, {"action_id": action_id}).first() is not None
-
-
 def close(connection: Connection, action_id: str, state: ApprovalState) -> bool:
     """Expire or revoke what is still open."""
     statement = text(

@@ -62,6 +62,12 @@ class Database:
         with _mapped(), self._autocommit.connect() as connection:
             yield connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Several reads that see one moment."""
+        with _mapped(), self._repeatable.begin() as connection:
+            yield connection
+
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction, again after a deadlock or serialization failure. `work` must do no other I/O."""
         for attempt in tenacity.Retrying(
@@ -77,6 +83,10 @@ class Database:
     @cached_property
     def _autocommit(self) -> Engine:
         return self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    @cached_property
+    def _repeatable(self) -> Engine:
+        return self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     def close(self) -> None:
         if "engine" in self.__dict__:

@@ -3,19 +3,27 @@
 from sqlalchemy import Connection, text
 
 
-def consume(connection: Connection, sender: str, nonce: str, expires_at: float, operation_id: str) -> bool:
-    """False when this nonce was used before. `expires_at` is Unix time, for later cleaning."""
+def lock(connection: Connection, sender: str, nonce: str) -> tuple[str, str] | None:
+    """Keep others from using this nonce until the transaction ends; (operation_id, request_sha256) that it has made."""
+    values = {"sender": sender, "nonce": nonce}
+    held = "SELECT pg_advisory_xact_lock(hashtextextended(CAST(:sender AS text) || '/' || CAST(:nonce AS text), 0))"
+    connection.execute(text(held), values)
+    statement = text(
+        "SELECT operation_id, request_sha256 FROM envelopes JOIN operations USING (operation_id) "
+        "WHERE sender = :sender AND nonce = :nonce"
+    )
+    row = connection.execute(statement, values).first()
+    return (row.operation_id, row.request_sha256) if row else None
+
+
+def consume(connection: Connection, sender: str, nonce: str, expires_at: float, operation_id: str) -> None:
+    """Record what the locked nonce has made. `expires_at` is Unix time, for later cleaning."""
     statement = text(
         "INSERT INTO envelopes (sender, nonce, operation_id, expires_at) "
-        "VALUES (:sender, :nonce, :operation_id, to_timestamp(:expires_at)) ON CONFLICT DO NOTHING"
+        "VALUES (:sender, :nonce, :operation_id, to_timestamp(:expires_at))"
     )
     values = {"sender": sender, "nonce": nonce, "operation_id": operation_id, "expires_at": expires_at}
-    return connection.execute(statement, values).rowcount == 1
-
-
-def seen(connection: Connection, sender: str, nonce: str) -> bool:
-    statement = text("SELECT 1 FROM envelopes WHERE sender = :sender AND nonce = :nonce")
-    return connection.execute(statement, {"sender": sender, "nonce": nonce}).first() is not None
+    connection.execute(statement, values)
 
 
 def forget_expired(connection: Connection) -> int:

@@ -86,7 +86,6 @@ def claim_turn(connection: Connection, operation_id: str | None, lease: float) -
 
 _LOAD = text(f"SELECT {_COLUMNS} FROM operations WHERE operation_id = :operation_id")
 _LOCK = text(f"SELECT {_COLUMNS} FROM operations WHERE operation_id = :operation_id FOR UPDATE")
-_SHARE = text(f"SELECT {_COLUMNS} FROM operations WHERE operation_id = :operation_id FOR SHARE")
 
 
 def load(connection: Connection, operation_id: str) -> OperationRecord | None:
@@ -97,11 +96,6 @@ def load(connection: Connection, operation_id: str) -> OperationRecord | None:
 def lock(connection: Connection, operation_id: str) -> OperationRecord:
     """The row, locked until the transaction ends. Lock order everywhere: operation, action, slot, call."""
     return record(OperationRecord, connection.execute(_LOCK, {"operation_id": operation_id}).mappings().one())
-
-
-def lock_shared(connection: Connection, operation_id: str) -> OperationRecord:
-    """The row, safe from being ended until the transaction ends; others may share it."""
-    return record(OperationRecord, connection.execute(_SHARE, {"operation_id": operation_id}).mappings().one())
 
 
 def lock_leased(connection: Connection, operation_id: str, fence: int) -> OperationRecord | None:

@@ -3,7 +3,7 @@
 Stored items only ever gain kinds and optional fields; a stored item keeps its meaning for the life of its operation.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.domain.model import ProposedCall
@@ -51,10 +51,3 @@ class Observation:
 
 
 TranscriptItem = UserText | Notice | ModelReply | Observation
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """All items of one operation in order."""
-
-    items: tuple[TranscriptItem, ...] = field(default=())
