@@ -283,7 +283,7 @@ def shared_store() -> Store:
         if pid not in _stores:
             url = os.environ.get("RETAIL_DATABASE_URL") or os.environ.get("TURNQUEUE_DATABASE_URL")
             if not url:
-                raise ToolUnavailable("set RETAIL_DATABASE_URL")
+                raise NotSent("set RETAIL_DATABASE_URL or TURNQUEUE_DATABASE_URL")
             _stores[pid] = Store(url)
             atexit.register(_stores[pid].close)
         return _stores[pid]
