@@ -78,7 +78,7 @@ class ModelRequest:
 
     `parameters` are passed to the provider as they are (temperature, reasoning effort, ...); they come from the
     profile, never from the model or the caller.  `previous_response_id` set means: the provider keeps the earlier
-    items, send only what follows that response.
+    items, send only what follows that response (its reply was asked for with `server_state`).
     """
 
     model: str
@@ -90,6 +90,7 @@ class ModelRequest:
     max_output_tokens: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     output_schema: JsonObject | None = None
+    server_state: bool = False  # the provider keeps this reply, so that the next request can name it
     previous_response_id: str | None = None
     stream: bool = False
 

@@ -131,11 +131,6 @@ def protocol_failure(code: str, *, retryable: bool = False) -> Failure:
     return Failure(Boundary.PROTOCOL, code, retryable)
 
 
-def transport_failure(*, timeout: bool = False) -> Failure:
-    """For the shell: no complete HTTP answer arrived."""
-    return Failure(Boundary.PROVIDER_UNAVAILABLE, "TIMEOUT" if timeout else "TRANSPORT", True)
-
-
 def _in_band_status(facts: ErrorFacts) -> int | None:
     if _BILLING.intersection(facts.kinds):
         return 429

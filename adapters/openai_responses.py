@@ -1,7 +1,7 @@
 """OpenAI Responses (`POST /v1/responses`), also on Azure and compatible servers. Not streaming.
 
-Stateless by default: `store: false`, and the provider's items carried back verbatim. For a profile that continues by
-`previous_response_id` the caller sets the parameter `store: true`, so that the provider keeps the first response too.
+Stateless by default: `store: false`, and the provider's items carried back verbatim. With `server_state` the provider
+keeps each response (`store: true`) and the next request names it by `previous_response_id`.
 """
 
 from typing import Any
@@ -144,7 +144,7 @@ def _choice(choice: ToolChoice, names: ToolNames) -> str | JsonObject:
 def _add_state(body: JsonObject, request: ModelRequest) -> None:
     if request.previous_response_id is not None:
         body["previous_response_id"] = request.previous_response_id
-    body["store"] = request.parameters.get("store", request.previous_response_id is not None)
+    body["store"] = request.parameters.get("store", request.server_state or request.previous_response_id is not None)
     # Models that do not reason answer 400 to this, so it is asked for only where the profile asks for reasoning.
     if not body["store"] and "reasoning" in request.parameters:
         body["include"] = [ENCRYPTED_REASONING]

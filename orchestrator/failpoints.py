@@ -1,7 +1,8 @@
-"""Named places where a test may kill this process. A no-op unless `TURNQUEUE_FAILPOINTS` is set.
+"""Named places where a test may kill this process. A no-op unless `TURNQUEUE_FAILPOINT_DIR` is set.
 
-`TURNQUEUE_FAILPOINTS=write.after_started:1` kills at the first hit of that point; the hit is recorded in the file
-that `TURNQUEUE_FAILPOINT_DIR` holds, so that a restarted worker does not die of it again.
+Hits are counted in files of that directory, over all processes, so that a restarted worker does not die of the same
+hit again. What is armed, `write.after_started:2` for the second hit of that point, comes from `TURNQUEUE_FAILPOINTS`
+or, so that a test can arm running workers, from the file `armed` in the directory.
 """
 
 import os
@@ -18,28 +19,41 @@ POINTS = frozenset(
         "write.after_effect",  # the downstream has answered, nothing is recorded
     }
 )
-_ARMED = os.environ.get("TURNQUEUE_FAILPOINTS", "")
+_DIRECTORY = os.environ.get("TURNQUEUE_FAILPOINT_DIR", "")
 
 
 def failpoint(name: str) -> None:
     """Die here by SIGKILL if this point is armed and its hit has come."""
-    if _ARMED:
-        _hit(name)
+    if _DIRECTORY:
+        _hit(name, Path(_DIRECTORY))
 
 
-def _hit(name: str) -> None:
-    for armed in _ARMED.split(","):
-        point, _, wanted = armed.partition(":")
-        if point != name:
-            continue
-        if _count(name) == int(wanted or 1):
+def _hit(name: str, directory: Path) -> None:
+    hits = _count(name, directory)
+    for armed in _armed(directory).split(","):
+        point, _, wanted = armed.strip().partition(":")
+        if point == name and hits == int(wanted or 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _count(name: str) -> int:
-    """Hits of this point so far, this one included, over all processes: one byte per hit, appended atomically."""
-    path = Path(os.environ.get("TURNQUEUE_FAILPOINT_DIR", "/tmp")) / f"failpoint-{name}"  # noqa: S108
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _armed(directory: Path) -> str:
+    try:
+        return (directory / "armed").read_text()
+    except FileNotFoundError:
+        return os.environ.get("TURNQUEUE_FAILPOINTS", "")
+
+
+def hits(name: str, directory: Path) -> int:
+    """How often the point was passed so far."""
+    try:
+        return (directory / f"failpoint-{name}").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _count(name: str, directory: Path) -> int:
+    """Hits of this point, this one included: one byte per hit, appended atomically."""
+    descriptor = os.open(directory / f"failpoint-{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(descriptor, b".")
         return os.fstat(descriptor).st_size

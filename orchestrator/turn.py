@@ -83,7 +83,7 @@ def advance(app: App, operation_id: str | None) -> bool:
 
 def _take_turn(app: App, operation: OperationRecord, lease: Lease) -> None:
     loaded = _load(app, operation)
-    if not transcripts.bindings_hold(loaded.operation, loaded.calls):
+    if not transcripts.bindings_hold(loaded.operation, loaded.items, loaded.calls):
         log.error("binding.mismatch")
         _finish(app, operation, e.TurnFailed(Reason.INTERNAL))
         return
@@ -99,6 +99,10 @@ def _take_turn(app: App, operation: OperationRecord, lease: Lease) -> None:
     except ConfigError as error:
         log.error("turn.bad_config", code=error.code, problem=error.message)
         _finish(app, operation, e.TurnFailed(Reason.PROVIDER_CONFIG))
+        return
+    except ValueError as error:  # the transcript cannot be said in this wire format: asking again will not mend it
+        log.error("turn.bad_transcript", problem=str(error))
+        _finish(app, operation, e.TurnFailed(Reason.INTERNAL))
         return
     asked = _ask(app, loaded, adapter, request, wire, lease)
     failpoint("turn.replied")
@@ -177,6 +181,7 @@ def _request(app: App, loaded: Loaded) -> ModelRequest:
         ),
         parameters=model.parameters,
         output_schema=loaded.profile.output_schema,
+        server_state=model.server_state,
         previous_response_id=loaded.operation.last_response_id if model.server_state else None,
     )
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from embedded.servers import Servers
 from embedded.stack import Stack, Worker
+from embedded.supervisor import CrashLimit
 from examples.scripted_model.process import ScriptedModel
 from examples.support.scenario import SCOPES, SUBJECT, TENANT, LedgerRow, RunningShop, ledger, seed, shop_process
 from examples.support.script import script
 from orchestrator import commands
 from orchestrator.app import App
+from orchestrator.failpoints import hits
 from orchestrator.settings import Settings
 from orchestrator.views import OperationView
 
@@ -33,7 +35,19 @@ class Scene:
     model: ScriptedModel
     shop: RunningShop
     database_url: str
+    failpoints: Path
     orders: list[str] = field(default_factory=list)
+
+    def arm(self, point: str, nth: int = 1) -> None:
+        """Kill the worker that passes this point for the nth time from now on."""
+        armed = self.failpoints / "armed"
+        armed.with_suffix(".new").write_text(f"{point}:{hits(point, self.failpoints) + nth}")
+        armed.with_suffix(".new").rename(armed)
+
+    def fired(self) -> bool:
+        """Whether the armed point has been reached."""
+        point, _, hit = (self.failpoints / "armed").read_text().partition(":")
+        return hits(point, self.failpoints) >= int(hit)
 
     def submit(self, order_id: str, **fault: object) -> str:
         """One refund of its own order; `fault` is what goes wrong in the first turn (see the scripted model)."""
@@ -96,9 +110,16 @@ def scene(
         shop = opened.enter_context(shop_process(database_url, faults=True))
         shared = {**QUICK, **shop.env, "SUPPORT_MODEL_URL": f"{model.url}/v1", "TURNQUEUE_FAILPOINT_DIR": str(logs)}
         stack = opened.enter_context(
-            Stack(here, modules=["examples.support"], env={**shared, **(env or {})}, workers=workers, log_dir=logs)
+            Stack(
+                here,
+                modules=["examples.support"],
+                env={**shared, **(env or {})},
+                workers=workers,
+                log_dir=logs,
+                crash_limit=CrashLimit(deaths=1000),
+            )
         )
         stack.wait_ready(PATIENCE)
         settings = Settings(database_url=database_url, broker_url=broker_url, modules=("examples.support",))
         app = opened.enter_context(App.open(settings))
-        yield Scene(app, stack, model, shop, database_url)
+        yield Scene(app, stack, model, shop, database_url, logs)

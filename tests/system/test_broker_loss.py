@@ -1,12 +1,11 @@
 """The broker forgets everything, several times, in mid-run: PostgreSQL is the only truth and nothing is lost."""
 
-from embedded.servers import Servers
 from tests.conftest import redis_client
-from tests.system.scene import scene, wait_until
+from tests.system.scene import Scene, wait_until
 
 
-def test_flushall_in_mid_run_loses_nothing(servers: Servers, database_url: str, broker_url: str) -> None:
-    with scene(servers, database_url, broker_url) as played, redis_client(broker_url) as broker:
+def test_flushall_in_mid_run_loses_nothing(played: Scene, broker_url: str) -> None:
+    with redis_client(broker_url) as broker:
         orders = [f"ORD-5{number:05}" for number in range(0, 120, 10)]
         operations = [played.submit(order_id, delay=0.3) for order_id in orders]
         for wanted in (1, 2, 3):
