@@ -4,7 +4,7 @@ An adapter builds one HTTP request from a neutral `ModelRequest` and turns one H
 into a neutral `Reply`.  Nothing provider-specific leaks past this package.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -143,6 +143,27 @@ class Reply:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an observer may show while a reply streams in. Never a reason to execute anything."""
+
+    kind: Literal["text", "reasoning", "refusal", "call"]
+    text: str = ""  # the new piece of text; empty for a call, whose arguments are not shown
+    name: str | None = None  # the tool that the model is preparing to call
+
+
+class Accumulator(Protocol):
+    """Collects one streamed reply. Pure: no I/O, no clock; any split of the bytes gives the same result."""
+
+    done: bool  # the explicit completion event has been seen; what follows is not needed
+
+    def feed(self, chunk: bytes) -> Sequence[Progress]:
+        """Take the next bytes of the body. Never raises: a stream that breaks the contract fails in `finish`."""
+
+    def finish(self) -> Reply:
+        """The body has ended or was cut here. Without the completion event: API_FAILURE, and nothing is proposed."""
+
+
 class Adapter(Protocol):
     """`api` names the wire format (profiles choose by it); `revision` changes whenever the translation does."""
 
@@ -152,3 +173,9 @@ class Adapter(Protocol):
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest: ...
 
     def from_response(self, response: HttpResponse, request: ModelRequest) -> Reply: ...
+
+    def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
+        """For the body of a successful streamed response; `head` has its status and headers and an empty body.
+
+        A body that turns out to be one JSON document (a server that ignores `stream`) is read as that.
+        """
