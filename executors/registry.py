@@ -4,6 +4,7 @@ A module named in `TURNQUEUE_MODULES` has a function `register(registry: Registr
 profile lists the tools that its operations may use.
 """
 
+import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +83,6 @@ class ToolSpec:
     max_attempts: int = 3
     idempotency: IdempotencyContract | None = None
     reconcile: ReconcileHandler | None = None
-    conclusive_after: timedelta = timedelta(seconds=30)  # how long "absent" is no evidence
     unreconcilable: bool = False
     reference_field: str | None = None  # result field with the downstream's own id
     expose: frozenset[str] | None = None
@@ -101,17 +101,21 @@ class ToolSpec:
         """Whether a call of it is always tracked as an action, even where it only reads."""
         return self.effect.writes or self.egress or self.approval is not False
 
+    def load(self, arguments: Mapping[str, Any]) -> BaseModel:
+        """Stored arguments as the model: read as JSON, which a strict model needs for dates, enums and the like."""
+        return self.arguments.model_validate_json(json.dumps(dict(arguments)))
+
     @property
     def intent_fields(self) -> tuple[str, ...]:
         return self.intent if self.intent is not None else tuple(self.arguments.model_fields)
 
 
 def _problems(spec: ToolSpec) -> Iterator[str]:
-    if not NAME.match(spec.name):
+    if not NAME.fullmatch(spec.name):
         yield "name must be 1-64 letters, digits, '_' or '-', starting with a letter or '_'"
     if not spec.description.strip():
         yield "description is empty; say what it does, when it applies and whether it changes anything"
-    if not QUEUE.match(spec.queue):
+    if not QUEUE.fullmatch(spec.queue):
         yield f"queue {spec.queue!r} must be a short lower-case word"
     if spec.queue == "orchestrator":
         yield "queue 'orchestrator' is reserved for model turns"

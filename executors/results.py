@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import rfc8785
 from pydantic import BaseModel, ValidationError
 
 from executors.registry import ToolSpec
@@ -31,7 +30,7 @@ class BadResult(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`text` goes to the model as it is; `state` is `succeeded`, `failed`, `rejected`, `pending` or `unknown`."""
+    """`text` goes to the model as it is; `state` in it is `succeeded`, `failed` or `rejected`."""
 
     text: str
     is_error: bool
@@ -40,11 +39,6 @@ class Observation:
     @property
     def size(self) -> int:
         return len(self.text.encode())
-
-
-def digest(value: Any) -> str:
-    """SHA-256 hex of the RFC 8785 form."""
-    return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
 
 
 def success(spec: ToolSpec, data: Any) -> Observation:
@@ -56,7 +50,7 @@ def error(state: str, code: str, message: str = "") -> Observation:
     """The observation of anything else. `code` is stable; `message` is cut and freed of credentials."""
     body = {"state": state, "code": code}
     if message:
-        body["message"] = _scrub(message)[:MAX_MESSAGE]
+        body["message"] = clean(message)[:MAX_MESSAGE]
     return Observation(_dump(body), is_error=True, code=code)
 
 
@@ -78,16 +72,26 @@ def reference(spec: ToolSpec, answer: Any) -> str | None:
     value = (
         answer.get(spec.reference_field) if isinstance(answer, dict) else getattr(answer, spec.reference_field, None)
     )
-    return None if value is None else str(value)
+    return None if value is None else storable(str(value))
 
 
 def _plain(answer: Any) -> Any:
     return answer.model_dump() if isinstance(answer, BaseModel) else answer
 
 
+def storable(text: str) -> str:
+    """The text without what PostgreSQL (NUL) or UTF-8 (lone surrogates) refuses."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def clean(text: str) -> str:
+    """A downstream's words, fit to be stored and shown: no credentials in them."""
+    return _CREDENTIAL.sub(_REDACTED, storable(text))
+
+
 def _scrub(value: Any) -> Any:
     if isinstance(value, str):
-        return _CREDENTIAL.sub(_REDACTED, value)
+        return clean(value)
     if isinstance(value, list):
         return [_scrub(v) for v in value]
     if isinstance(value, dict):
@@ -100,17 +104,18 @@ def _dump(body: Any) -> str:
 
 
 def _capped(spec: ToolSpec, body: dict[str, Any]) -> str:
-    """Too large: the head of the data as text, a notice, and the digest of the whole."""
+    """Too large: the head of the data as text, a notice, and the SHA-256 of the whole data's JSON text."""
     text = _dump(body)
-    size = len(text.encode())
-    if size <= spec.max_result_bytes:
+    if len(text.encode()) <= spec.max_result_bytes:
         return text
-    whole = _dump(body["data"])
+    whole = _dump(body["data"]).encode()
     cut = {
         "state": "succeeded",
         "truncated": True,
-        "notice": f"The result has {len(whole.encode())} bytes; only its beginning is shown.",
-        "sha256": digest(body["data"]),
-        "data_head": whole.encode()[: spec.max_result_bytes // 2].decode(errors="ignore"),
+        "notice": f"The result has {len(whole)} bytes; only its beginning is shown.",
+        "sha256": hashlib.sha256(whole).hexdigest(),
+        "data_head": "",
     }
-    return _dump(cut)
+    # JSON text inside a JSON string at most doubles: its quotes and backslashes are escaped once more.
+    room = max(0, spec.max_result_bytes - len(_dump(cut).encode())) // 2
+    return _dump(cut | {"data_head": whole[:room].decode(errors="ignore")})

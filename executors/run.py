@@ -81,10 +81,10 @@ CheckOutcome = Succeeded | Rejected | Pending | Lost | Nowhere
 
 def run_read(spec: ToolSpec, arguments: dict[str, Any], ctx: Context) -> ReadOutcome:
     try:
-        answer = spec.handler(spec.arguments.model_validate(arguments), ctx)
+        answer = spec.handler(spec.load(arguments), ctx)
         return Succeeded(results.success(spec, results.validated(spec, answer)))
     except ToolRejected as refusal:
-        return Rejected(refusal.code, refusal.message)
+        return Rejected(results.clean(refusal.code), results.clean(refusal.message))
     except NotSent:
         return Transient("TOOL_UNREACHABLE")
     except ToolUnavailable as failure:
@@ -98,13 +98,13 @@ def run_read(spec: ToolSpec, arguments: dict[str, Any], ctx: Context) -> ReadOut
 def run_write(spec: ToolSpec, arguments: dict[str, Any], ctx: Context) -> WriteOutcome:
     """The caller has committed STARTED. Only proof leads anywhere but `Lost`."""
     try:
-        answer = spec.handler(spec.arguments.model_validate(arguments), ctx)
+        answer = spec.handler(spec.load(arguments), ctx)
         if isinstance(answer, Accepted):
-            return Pending(answer.reference)
+            return Pending(results.storable(answer.reference))
         observation = results.success(spec, results.validated(spec, answer))
         return Succeeded(observation, results.reference(spec, answer))
     except ToolRejected as refusal:
-        return Rejected(refusal.code, refusal.message)
+        return Rejected(results.clean(refusal.code), results.clean(refusal.message))
     except NotSent:
         # The scoped client knows of every request of the attempt; a handler that used another one cannot claim this.
         return Lost("TOOL_UNAVAILABLE") if ctx.http.sent_unsafe else Unsent("TOOL_UNREACHABLE")
@@ -121,15 +121,16 @@ def run_check(spec: ToolSpec, arguments: dict[str, Any], key: str, reference: st
     if spec.reconcile is None:
         return Nowhere()
     try:
-        answer = spec.reconcile(spec.arguments.model_validate(arguments), key, reference, ctx)
+        answer = spec.reconcile(spec.load(arguments), key, reference, ctx)
         match answer:
             case Applied():
                 observation = results.success(spec, results.validated(spec, answer.result))
-                return Succeeded(observation, answer.reference or results.reference(spec, answer.result))
+                given = results.storable(answer.reference) if answer.reference else None
+                return Succeeded(observation, given or results.reference(spec, answer.result))
             case NotApplied():
-                return Rejected(answer.code, answer.evidence)
+                return Rejected(results.clean(answer.code), results.clean(answer.evidence))
             case StillPending():
-                return Pending(answer.reference)
+                return Pending(results.storable(answer.reference))
             case Absent():
                 return Nowhere()
     except Exception:  # noqa: BLE001 - no answer is no evidence, and only NotApplied says that nothing happened

@@ -238,7 +238,11 @@ def _unauthorized(spec: ToolSpec, model: BaseModel, principal: Principal) -> Den
 
 def still_authorized(spec: ToolSpec, arguments: Mapping[str, Any], principal: Principal) -> Deny | None:
     """The same question just before a write starts."""
-    return _unauthorized(spec, spec.load(arguments), principal)
+    try:
+        model = spec.load(arguments)
+    except ValidationError:  # the tool's model is another one by now
+        return Deny("POLICY_CHANGED", "the stored arguments do not fit the tool any more")
+    return _unauthorized(spec, model, principal)
 
 
 def _over_budget(bench: Bench, spec: ToolSpec, *, writes: bool) -> str | None:

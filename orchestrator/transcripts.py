@@ -64,12 +64,23 @@ def reply_body(api: str, reply: Reply) -> dict[str, Any]:
     }
 
 
-def bindings_hold(operation: OperationRecord, calls: Sequence[CallRecord]) -> bool:
-    """Recompute every binding of the last turn from trusted rows: each call has one result, and it is its own.
+def bindings_hold(operation: OperationRecord, items: Sequence[Mapping[str, Any]], calls: Sequence[CallRecord]) -> bool:
+    """Recompute every binding that goes back to the model: each proposed call has one result, and it is its own.
 
-    Missing, swapped or altered results are refused before anything goes back to the model.
+    Missing, additional, swapped or altered results are refused before the next request.
     """
-    return all(_binding_holds(operation, call) for call in calls if call.turn == operation.turn - 1)
+    return _as_proposed(items, calls) and all(_binding_holds(operation, call) for call in calls)
+
+
+def _as_proposed(items: Sequence[Mapping[str, Any]], calls: Sequence[CallRecord]) -> bool:
+    """Whether the calls are exactly the ones that the stored replies propose, in their order."""
+    proposed = [
+        (item["turn"], call["call_id"], call["name"])
+        for item in items
+        if item["kind"] == "reply"
+        for call in item["body"]["calls"]
+    ]
+    return proposed == [(call.turn, call.call_id, call.tool) for call in calls]
 
 
 def _binding_holds(operation: OperationRecord, call: CallRecord) -> bool:
