@@ -14,13 +14,20 @@ _RECORDED = 1000  # requests kept per script for tests to look at; the count goe
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`cut` closes the connection before, or after half of, these bytes."""
+    """`cut` "before" closes the connection instead of answering, "half" after half of the body.
+
+    With `events` the body is a stream of them, `pause` seconds after the first `pause_after`; `chunk` is the size in
+    bytes of the pieces they are sent in."""
 
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     cut: str | None = None
+    events: tuple[bytes, ...] | None = None
+    pause: float = 0.0
+    pause_after: int = 0
+    chunk: int | None = None
 
 
 @dataclass(slots=True)
@@ -62,10 +69,10 @@ class Player:
             return _json(404, {"error": {"message": f"Invalid URL (POST {path})", "type": "invalid_request_error"}})
         try:
             body = json.loads(raw)
-            asked = wire.read(body)
+            asked = wire.read(path, body)
             script = self._script(asked)
             self._record(script.id, path, body, asked.replies)
-            return self._play(wire, script, asked, body, len(raw))
+            return self._play(wire, script, asked, (path, body), len(raw))
         except (BadRequest, ScriptError) as error:
             return _json(400, wire.error(400, str(error), getattr(error, "code", None)))
         except (ValueError, TypeError, AttributeError, KeyError) as error:  # a body of any shape may arrive
@@ -82,7 +89,8 @@ class Player:
         record.count += 1
         record.requests.append({"path": path, "turn": turn, "body": body})
 
-    def _play(self, wire: Format, script: Script, asked: Asked, body: Any, size: int) -> Answer:
+    def _play(self, wire: Format, script: Script, asked: Asked, given: tuple[str, Any], size: int) -> Answer:
+        path, body = given
         turn = script.turn(asked.replies)
         fault = self._fault(script.id, asked.replies, turn)
         if fault.status is not None:
@@ -91,7 +99,13 @@ class Player:
             return Answer(fault.status, content, fault.headers, fault.delay, fault.cut)
         if turn.calls is not None and asked.tools_off:
             turn = TOOLS_OFF
+        if wire.wants_stream(path, body):
+            return _streamed(wire, tuple(wire.stream(turn, asked, body, size)), fault)
+        if fault.error:
+            return _json(200, wire.error(500, "scripted fault", "server_error"))
         reply = json.dumps(wire.write(turn, asked, body, size)).encode()
+        if fault.cut == "eof":
+            return Answer(200, reply[: len(reply) // 2], fault.headers, fault.delay)
         return Answer(200, reply, fault.headers, fault.delay, fault.cut)
 
     def _fault(self, script_id: str, index: int, turn: Turn) -> Fault:
@@ -103,6 +117,18 @@ class Player:
 
 
 _NO_FAULT = Fault()
+
+
+def _streamed(wire: Format, events: tuple[bytes, ...], fault: Fault) -> Answer:
+    after = len(events) // 2 if fault.after is None else fault.after
+    after = max(0, len(events) + after if after < 0 else after)
+    if fault.error:
+        events = (*events[:after], wire.stream_error("scripted fault"))
+    elif fault.cut in ("half", "eof"):
+        events = events[:after]
+    cut = None if fault.cut == "eof" else fault.cut
+    headers = {"content-type": "text/event-stream", **fault.headers}
+    return Answer(200, b"", headers, fault.delay, cut, events, fault.pause, after, fault.chunk)
 
 
 def _json(status: int, body: Any) -> Answer:

@@ -50,23 +50,35 @@ class Call(_Part):
 
 class Fault(_Part):
     """What goes wrong before the turn's normal reply. `times`: only the first N times that this turn of this script is
-    asked, by anyone; None means always. A `delay` (seconds) alone is followed by the normal reply."""
+    asked, by anyone; None means always. A `delay` (seconds) alone is followed by the normal reply.
+
+    A stream goes wrong after `after` of its events (negative: so many before its end; None: half of them): `cut`
+    "half" breaks the connection, "eof" ends the body as if it were whole, `error` sends an error event and ends,
+    `pause` waits (seconds) and goes on. `chunk`: the stream is sent in pieces of so many bytes. A plain reply is cut
+    in half, or is the error in a 200."""
 
     delay: float = Field(default=0.0, ge=0)
     status: int | None = Field(default=None, ge=300, le=599)
     body: Any = None
     headers: dict[str, str] = Field(default_factory=dict)
-    cut: Literal["before", "half"] | None = None
+    cut: Literal["before", "half", "eof"] | None = None
+    error: bool = False
+    after: int | None = None
+    pause: float = Field(default=0.0, ge=0)
+    chunk: int | None = Field(default=None, ge=1)
     times: int | None = Field(default=None, ge=0)
 
 
 class Turn(_Part):
-    """Exactly one of `calls`, `text` (a final answer), `refusal` and `truncated` (the text so far)."""
+    """Exactly one of `calls`, `text` (a final answer), `refusal` and `truncated` (the text so far).
+
+    `reasoning` comes before it, in the format's own items, where the format has them."""
 
     calls: tuple[Call, ...] | None = None
     text: str | None = None
     refusal: str | None = None
     truncated: str | None = None
+    reasoning: str | None = None
     fault: Fault | None = None
 
     @model_validator(mode="after")

@@ -89,12 +89,39 @@ def _answer(status: int, body: Any) -> Answer:
     return Answer(status, json.dumps(body).encode())
 
 
+def _head(status: int, fields: dict[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {phrases.get(status, '')}\r\n{lines}\r\n".encode("latin-1")
+
+
 async def _send(writer: asyncio.StreamWriter, answer: Answer) -> bool:
     if answer.cut == "before":
         return False
+    if answer.events is not None:
+        return await _stream(writer, answer, answer.events)
     fields = {"content-type": "application/json", **answer.headers, "content-length": str(len(answer.body))}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    data = f"HTTP/1.1 {answer.status} {phrases.get(answer.status, '')}\r\n{lines}\r\n".encode("latin-1") + answer.body
+    data = _head(answer.status, fields) + answer.body
     writer.write(data[: -(len(answer.body) // 2) or None] if answer.cut == "half" else data)
+    await writer.drain()
+    return answer.cut is None
+
+
+async def _stream(writer: asyncio.StreamWriter, answer: Answer, events: tuple[bytes, ...]) -> bool:
+    """Chunked: one chunk per event, or pieces of a size that cares for no boundary."""
+    writer.write(_head(answer.status, {**answer.headers, "transfer-encoding": "chunked"}))
+    for index, event in enumerate(events):
+        if answer.pause and index == answer.pause_after:
+            await writer.drain()
+            await asyncio.sleep(answer.pause)
+        size = answer.chunk or len(event)
+        for start in range(0, len(event), size):
+            piece = event[start : start + size]
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            if answer.chunk:  # or the kernel would hand the pieces over together
+                await writer.drain()
+        if answer.cut is None:
+            await writer.drain()
+    if answer.cut is None:
+        writer.write(b"0\r\n\r\n")
     await writer.drain()
     return answer.cut is None

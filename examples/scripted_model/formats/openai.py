@@ -1,62 +1,14 @@
-"""Wire formats of the scripted model: read a request into neutral form, write a neutral turn as a reply.
+"""OpenAI Responses and Chat Completions, also in Azure's forms."""
 
-A format is one class in `FORMATS`; another provider is another class.
-"""
-
-import itertools
-import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
+from examples.scripted_model.formats.base import Asked, BadRequest, Ids, JsonObject, pieces, sse
 from examples.scripted_model.script import Turn
 
-JsonObject = dict[str, Any]
 _STORED = 10_000  # responses kept for continuation by id, oldest forgotten first
-
-
-class BadRequest(ValueError):
-    """What the real service would answer with 400. `code` as the service spells it, or None."""
-
-    def __init__(self, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Ids:
-    """Unique over restarts too: an operation may outlive the server it started with."""
-
-    def __init__(self) -> None:
-        self._boot = secrets.token_hex(4)
-        self._count = itertools.count(1)
-
-    def __call__(self, prefix: str) -> str:
-        return f"{prefix}_{self._boot}{next(self._count):06x}"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request in neutral form: how many replies the transcript holds and what its calls returned, in call order."""
-
-    model: str
-    first_user: str
-    replies: int
-    outputs: Sequence[str]
-    tools_off: bool
-    history: list[JsonObject] = field(default_factory=list)
-
-
-class Format(Protocol):
-    def claims(self, path: str) -> bool: ...
-
-    def read(self, body: JsonObject) -> Asked:
-        """Raises BadRequest where the real service refuses."""
-
-    def write(self, turn: Turn, asked: Asked, body: JsonObject, size: int) -> JsonObject:
-        """The reply body. `size` is that of the request in bytes. Raises ScriptError."""
-
-    def error(self, status: int, message: str, code: str | None) -> JsonObject: ...
+_ADDED = "response.output_item.added"
+_ARGUMENTS = "response.function_call_arguments"
 
 
 class _OpenAI:
@@ -66,6 +18,9 @@ class _OpenAI:
     def error(self, status: int, message: str, code: str | None) -> JsonObject:
         kind = "server_error" if status >= 500 else "invalid_request_error"
         return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    def wants_stream(self, path: str, body: JsonObject) -> bool:
+        return body.get("stream") is True
 
     def _calls(self, turn: Turn, asked: Asked) -> Iterator[tuple[str, str, str]]:
         for call in turn.calls or ():
@@ -82,7 +37,7 @@ class Responses(_OpenAI):
     def claims(self, path: str) -> bool:
         return path.endswith("/responses")
 
-    def read(self, body: JsonObject) -> Asked:
+    def read(self, path: str, body: JsonObject) -> Asked:
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
         previous = body.get("previous_response_id")
@@ -126,7 +81,34 @@ class Responses(_OpenAI):
                 self._kept.popitem(last=False)
         return reply
 
+    def stream(self, turn: Turn, asked: Asked, body: JsonObject, size: int) -> Iterator[bytes]:
+        final = self.write(turn, asked, body, size)
+        started = {**final, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        events: list[JsonObject] = [
+            {"type": "response.created", "response": started},
+            {"type": "response.in_progress", "response": started},
+        ]
+        for index, item in enumerate(final["output"]):
+            events += _item_events(index, item)
+        events.append({"type": f"response.{final['status']}", "response": final})
+        for number, event in enumerate(events):
+            yield sse({**event, "sequence_number": number}, event["type"])
+
+    def stream_error(self, message: str) -> bytes:
+        error = {"type": "server_error", "code": "server_error", "message": message, "param": None}
+        return sse({"type": "error", "error": error, "sequence_number": 0}, "error")
+
     def _output(self, turn: Turn, asked: Asked) -> list[JsonObject]:
+        return self._thoughts(turn) + self._said(turn, asked)
+
+    def _thoughts(self, turn: Turn) -> list[JsonObject]:
+        if turn.reasoning is None:
+            return []
+        summary = [{"type": "summary_text", "text": turn.reasoning}]
+        sealed = self._ids("sealed")
+        return [{"type": "reasoning", "id": self._ids("rs"), "summary": summary, "encrypted_content": sealed}]
+
+    def _said(self, turn: Turn, asked: Asked) -> list[JsonObject]:
         if turn.calls is not None:
             return [
                 {
@@ -155,7 +137,7 @@ class Chat(_OpenAI):
     def claims(self, path: str) -> bool:
         return path.endswith("/chat/completions")
 
-    def read(self, body: JsonObject) -> Asked:
+    def read(self, path: str, body: JsonObject) -> Asked:
         messages = body.get("messages") or []
         return Asked(
             str(body.get("model", "")),
@@ -171,6 +153,8 @@ class Chat(_OpenAI):
             "content": turn.text if turn.truncated is None else turn.truncated,
             "refusal": turn.refusal,
         }
+        if turn.reasoning is not None:
+            message["reasoning_content"] = turn.reasoning
         reason = "stop" if turn.truncated is None else "length"
         if turn.calls is not None:
             reason = "tool_calls"
@@ -193,11 +177,62 @@ class Chat(_OpenAI):
             },
         }
 
+    def stream(self, turn: Turn, asked: Asked, body: JsonObject, size: int) -> Iterator[bytes]:
+        final = self.write(turn, asked, body, size)
+        told = {"usage": None} if (body.get("stream_options") or {}).get("include_usage") else {}
+        common = {name: final[name] for name in ("id", "created", "model")}
+        common["object"] = "chat.completion.chunk"
+        choice = final["choices"][0]
+        for delta in _deltas(choice["message"]):
+            yield sse({**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **told})
+        ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+        yield sse({**common, "choices": [ended], **told})
+        if told:
+            yield sse({**common, "choices": [], "usage": final["usage"]})
+        yield sse("[DONE]")
 
-def formats() -> tuple[Format, ...]:
-    """One set per server: they share the id counter and nothing else."""
-    ids = Ids()
-    return (Responses(ids), Chat(ids))
+    def stream_error(self, message: str) -> bytes:
+        return sse({"error": {"message": message, "type": "server_error", "param": None, "code": "server_error"}})
+
+
+def _item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
+    """One output item as the events of a stream."""
+    place = {"output_index": index}
+    part_place = {**place, "item_id": item["id"], "content_index": 0}
+    if item["type"] == "function_call":
+        yield {"type": _ADDED, **place, "item": {**item, "arguments": "", "status": "in_progress"}}
+        for piece in pieces(item["arguments"]):
+            yield {"type": f"{_ARGUMENTS}.delta", **place, "item_id": item["id"], "delta": piece, "obfuscation": "x"}
+        yield {"type": f"{_ARGUMENTS}.done", **place, "item_id": item["id"], "arguments": item["arguments"]}
+    elif item["type"] == "reasoning":
+        yield {"type": _ADDED, **place, "item": {**item, "summary": [], "encrypted_content": ""}}
+        where = {**place, "item_id": item["id"], "summary_index": 0}
+        for piece in pieces(item["summary"][0]["text"]):
+            yield {"type": "response.reasoning_summary_text.delta", **where, "delta": piece}
+    else:
+        part = item["content"][0]
+        field = "refusal" if part["type"] == "refusal" else "text"
+        kind = "response.refusal" if part["type"] == "refusal" else "response.output_text"
+        yield {"type": _ADDED, **place, "item": {**item, "content": [], "status": "in_progress"}}
+        yield {"type": "response.content_part.added", **part_place, "part": {**part, field: ""}}
+        for piece in pieces(part[field]):
+            yield {"type": f"{kind}.delta", **part_place, "delta": piece}
+        yield {"type": f"{kind}.done", **part_place, field: part[field]}
+        yield {"type": "response.content_part.done", **part_place, "part": part}
+    yield {"type": "response.output_item.done", **place, "item": item}
+
+
+def _deltas(message: JsonObject) -> Iterator[JsonObject]:
+    """A chat message as the deltas of a stream."""
+    yield {"role": "assistant", "content": "", "refusal": None}
+    for field in ("reasoning_content", "content", "refusal"):
+        for piece in pieces(message.get(field) or ""):
+            yield {field: piece}
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = {"name": call["function"]["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": function}]}
+        for piece in pieces(call["function"]["arguments"]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 def _first_user(messages: Sequence[JsonObject]) -> str:
