@@ -39,6 +39,15 @@ def process_app() -> App:
     return App(settings, load_registry(settings))
 
 
+class TaskFailed(Exception):
+    """All that Celery's events, and so Flower, get of an unexpected error: its type. The log has the rest."""
+
+
+def _unexpected(error: Exception) -> TaskFailed:
+    log.error("task.failed", exc_info=error)
+    return TaskFailed(type(error).__name__)
+
+
 def drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake | None]) -> None:
     """Claim and work until the slice is used or nothing is due; leave a hint behind where work is left."""
     root = process_app()
@@ -49,14 +58,15 @@ def drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake
             if not step(None):
                 return
             worked = True
+        left = more() if worked else None
     except TurnqueueError as error:
         # Unreachable server: the row keeps its lease or its wake_at, the sweeper publishes it again.
         log.warning("task.unavailable", code=error.code)
         return
-    if worked:
-        left = more()
-        if left is not None:
-            root.publish([left])
+    except Exception as error:  # noqa: BLE001 - its text may hold what a message must not
+        raise _unexpected(error) from None
+    if left is not None:
+        root.publish([left])
 
 
 @app.task(name="turnqueue.advance")
@@ -88,6 +98,8 @@ def submit(*args: Any, **kwargs: Any) -> None:
         log.warning("envelope.deferred", code=error.code)
         time.sleep(DEFER_SECONDS)
         raise Reject(error.code, requeue=True) from None
+    except Exception as error:  # noqa: BLE001 - its text may hold what a message must not
+        raise _unexpected(error) from None
     if created.replayed:
         log.info("envelope.repeated", code="ENVELOPE_REPLAYED", operation_id=created.operation_id, sender=proof.sender)
         return

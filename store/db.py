@@ -47,6 +47,7 @@ class Database:
             max_overflow=0,
             pool_timeout=30,
             pool_recycle=1800,
+            hide_parameters=True,  # values belong into no log
             connect_args={"options": _OPTIONS, "connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10},
         )
 
