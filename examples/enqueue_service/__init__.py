@@ -1,0 +1,1 @@
+"""Another service that enqueues operations: a ticket desk with a Celery app of its own. See README.md."""
