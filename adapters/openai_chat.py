@@ -17,6 +17,7 @@ from adapters.base import (
     ToolChoice,
     Usage,
 )
+from adapters.common import check_choice, exchanges, hosted_tools, merge_parameters, notice_text
 from adapters.documents import (
     UnreadableBody,
     arguments_text,
@@ -32,18 +33,7 @@ from adapters.documents import (
 )
 from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, http_failure, in_band_failure, protocol_failure
 from adapters.names import ToolNames
-from adapters.openai_common import (
-    azure_url,
-    check_choice,
-    exchanges,
-    function_fields,
-    hosted_tools,
-    http_request,
-    merge_parameters,
-    notice_text,
-    observation_text,
-    output_format,
-)
+from adapters.openai_common import azure_url, function_fields, http_request, observation_text, output_format
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject, ModelReply, UserText

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adapters.base import Adapter, Endpoint, HttpResponse, ModelRequest, ToolChoice, ToolDeclaration
-from adapters.openai_common import NOTICE_PREFIX
+from adapters.common import NOTICE_PREFIX
 from adapters.registry import adapter_for
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import ProposedCall
