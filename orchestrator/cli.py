@@ -1,0 +1,160 @@
+"""The command line `turnqueue`: arguments in, exit code out. Every command's work is in a module that it imports."""
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli_report import EXIT_CODES, reported
+
+app = typer.Typer(
+    name="turnqueue",
+    help="Durable LLM tool-calling loops on Celery and PostgreSQL.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+command = partial(app.command, epilog=EXIT_CODES)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Profile = Annotated[str, typer.Option("--profile", "-p", help="Name of a registered profile.")]
+Input = Annotated[str, typer.Option("--input", "-i", help="What is asked; `-` reads standard input.")]
+Tenant = Annotated[str | None, typer.Option(help="Whose operation it is.")]
+Subject = Annotated[str | None, typer.Option(help="The authenticated person that it is done for.")]
+Scope = Annotated[list[str] | None, typer.Option(help="A scope the subject has; may be repeated.")]
+Key = Annotated[str | None, typer.Option(help="Same key and same request: the same operation.")]
+Modules = Annotated[str | None, typer.Option(help="Instead of TURNQUEUE_MODULES, comma-separated.")]
+OperationId = Annotated[str, typer.Argument(metavar="ID", help="An operation id.")]
+ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="An approval id, or an operation id with one pending.")]
+By = Annotated[str | None, typer.Option(help="Who decides; default: the user of this machine.")]
+Reason = Annotated[str, typer.Option(help="Kept with the decision.")]
+
+
+@command()
+def demo(
+    yes: Annotated[bool, typer.Option("--yes", help="Approve the refund without asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Play the support example on this machine: look up, draft, wait for approval, refund, explain."""
+    with reported(as_json):
+        from orchestrator import cli_demo
+
+        sys.exit(cli_demo.demo(yes=yes, as_json=as_json))
+
+
+@command()
+def up(
+    modules: Modules = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not stream the logs.")] = False,
+) -> None:
+    """Run everything on this machine until Ctrl-C: servers, migrations, workers, sweeper.
+
+    With no modules and no profiles it serves the support example with its scripted model and its shop. Other shells of
+    the same TURNQUEUE_HOME find it by themselves.
+    """
+    with reported(as_json=False):
+        from orchestrator import cli_run
+
+        sys.exit(cli_run.up(modules, quiet=quiet))
+
+
+@command()
+def run(
+    profile: Profile,
+    input: Input,
+    tenant: Tenant = None,
+    subject: Subject = None,
+    scope: Scope = None,
+    idempotency_key: Key = None,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Submit one operation and wait for its end; starts what it needs when nothing runs."""
+    with reported(as_json):
+        from orchestrator import cli_run
+        from orchestrator.cli_verbs import request
+
+        asked = request(profile, input, tenant, subject, scope, idempotency_key)
+        sys.exit(cli_run.run(asked, modules, as_json=as_json))
+
+
+@command()
+def submit(
+    profile: Profile,
+    input: Input,
+    tenant: Tenant = None,
+    subject: Subject = None,
+    scope: Scope = None,
+    idempotency_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Create an operation and return at once."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        cli_verbs.submit(cli_verbs.request(profile, input, tenant, subject, scope, idempotency_key), as_json=as_json)
+
+
+@command()
+def show(
+    operation_id: OperationId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for its end; shows what happens.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one operation: its timeline of turns, calls, attempts and waits, and what it cost."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        sys.exit(cli_verbs.show(operation_id, follow=follow, as_json=as_json))
+
+
+@command(name="list")
+def list_(
+    state: Annotated[str | None, typer.Option(help="Only operations in this state.")] = None,
+    tenant: Tenant = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
+    as_json: Json = False,
+) -> None:
+    """List operations, newest first."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        cli_verbs.list_operations(state=state, tenant=tenant, limit=limit, as_json=as_json)
+
+
+@command()
+def approve(approval_id: ApprovalId, by: By = None, reason: Reason = "", as_json: Json = False) -> None:
+    """Approve exactly the action that the approval shows."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        cli_verbs.decide(approval_id, approve=True, by=by, reason=reason, as_json=as_json)
+
+
+@command()
+def deny(approval_id: ApprovalId, by: By = None, reason: Reason = "", as_json: Json = False) -> None:
+    """Refuse the action; the model is told and goes on."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        cli_verbs.decide(approval_id, approve=False, by=by, reason=reason, as_json=as_json)
+
+
+@command()
+def cancel(operation_id: OperationId, by: By = None, as_json: Json = False) -> None:
+    """Stop an operation: nothing new starts; a write that has started is still settled."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        cli_verbs.cancel(operation_id, by=by, as_json=as_json)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
