@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+import psycopg
 import pytest
 from celery import Celery
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 
 from embedded.servers import Servers
 from examples.enqueue_service.desk import Desk
@@ -205,3 +208,30 @@ def test_tasks_that_do_not_exist_or_are_not_for_them(office: Scene, attacker: Ce
     assert office.finish(operation_id)[0].state == "COMPLETED"
     assert operations(office) == sorted([*before, operation_id])
     assert commands.inspect(office.app, operation_id).tenant == TENANT
+
+
+@contextmanager
+def unreachable(database_url: str) -> Iterator[None]:
+    """The database refuses everybody, and those who are connected are thrown out."""
+    url = make_url(database_url)
+    name = url.database
+    admin = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        try:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+            yield
+        finally:
+            connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+
+
+def test_an_envelope_is_not_lost_while_the_database_is_away(office: Scene, attacker: Celery, database_url: str) -> None:
+    """Unlike a hint it is nowhere else: no sweeper could bring it back."""
+    before = operations(office)
+    deferred, accepted = len(events(office, "envelope.deferred")), len(events(office, "envelope.accepted"))
+    with unreachable(database_url):
+        send(attacker, sealed(content(input="[script:ORD-004100] Later.")))
+        wait_until(lambda: len(events(office, "envelope.deferred")) >= deferred + 2)
+    wait_until(lambda: len(events(office, "envelope.accepted")) == accepted + 1)
+    office.app.database.engine.dispose()  # this test's own connections were thrown out too
+    assert len(operations(office)) == len(before) + 1
