@@ -4,14 +4,12 @@ Name `examples.retail` in TURNQUEUE_MODULES. RETAIL_APPROVALS=1 makes each write
 a person's approval as well.
 """
 
-import os
-
 from examples.retail.profile import profile
-from examples.retail.tools import specs
+from examples.retail.tools import RETAIL
 from executors.registry import Registry
 
 
 def register(registry: Registry) -> None:
     """Add the tools and the profile `retail`."""
-    registry.add(*specs(approvals=os.environ.get("RETAIL_APPROVALS") == "1"))
+    registry.add(*RETAIL.specs(approvals=RETAIL.variable("APPROVALS") == "1"))
     registry.add_profile(profile())

@@ -1,8 +1,10 @@
-"""What the shop's tools take and give. Arguments are closed and strict; records are open objects, kept as they are."""
+"""What the shop's own tools take."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import Field
+
+from examples.worlds.models import Arguments
 
 OrderId = Annotated[str, Field(description="Order id with its leading '#', such as '#W0000000'.")]
 UserId = Annotated[str, Field(description="User id, such as 'sara_doe_496'.")]
@@ -13,22 +15,6 @@ ItemIds = Annotated[list[str], Field(description="Item ids in the order; one tha
 NewItemIds = Annotated[
     list[str], Field(description="Item ids to have instead: same length and positions, each of the same product.")
 ]
-
-
-class Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Record(RootModel[dict[str, Any]]):
-    """An order, a user, a product or a variant, exactly as the shop keeps it."""
-
-
-class Text(RootModel[str]):
-    """A plain answer: a user id, a sentence, a number as text or a JSON text."""
-
-
-class Expression(Arguments):
-    expression: str = Field(description="Numbers, + - * /, parentheses and spaces, such as '2 + 2'.")
 
 
 class Email(Arguments):
@@ -55,10 +41,6 @@ class Order(Arguments):
 
 class User(Arguments):
     user_id: UserId
-
-
-class Nothing(Arguments):
-    pass
 
 
 class Cancellation(Arguments):
@@ -99,7 +81,3 @@ class OrderAddress(_Address):
 
 class UserAddress(_Address):
     user_id: UserId
-
-
-class Summary(Arguments):
-    summary: str = Field(description="Summary of the customer's issue.")

@@ -1,45 +1,18 @@
 """What the shop's tools do: pure functions over a `World`, no I/O.
 
 Each function takes the world and the call's arguments and returns the tool's result. A call that the shop refuses
-raises `RetailError` and has changed nothing: every check runs before the first `put`. Prices and balances are
+raises `Refusal` and has changed nothing: every check runs before the first `put`. Prices and balances are
 floating-point dollars; the order of the arithmetic is part of the meaning, because the stored binary noise is compared.
 """
 
-import ast
 import json
-import operator
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
-Record = dict[str, Any]
+from examples.worlds.world import Record, Refusal, World
 
-CALCULATOR_CHARACTERS = re.compile(r"[0-9+\-*/(). ]*")
-MAX_EXPRESSION = 500  # characters; deeper nesting is no shop arithmetic
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
-
-
-class RetailError(Exception):
-    """A refusal by the shop. `text` is exact and shown to the model; `code` is stable: it never contains an id."""
-
-    def __init__(self, text: str, code: str | None = None) -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = code or re.sub(r"[^A-Z]+", "_", text.upper()).strip("_")
-
-
-class World(Protocol):
-    """One customer-visible state: tables of records by key. Records that `get` and `all` give are not to be changed."""
-
-    def get(self, table: str, key: str) -> Record | None: ...
-
-    def put(self, table: str, key: str, record: Record) -> None: ...
-
-    def all(self, table: str) -> Iterator[tuple[str, Record]]:
-        """Every record in file order; records added later come last."""
-        ...
 
 
 # -- reads -----------------------------------------------------------------------------------------------------------
@@ -51,14 +24,14 @@ def find_user_id_by_name_zip(world: World, *, first_name: str, last_name: str, z
         name = user["name"]
         if (name["first_name"].lower(), name["last_name"].lower(), user["address"]["zip"]) == wanted:
             return key
-    raise RetailError("User not found")
+    raise Refusal("User not found")
 
 
 def find_user_id_by_email(world: World, *, email: str) -> str:
     for key, user in world.all("users"):
         if user["email"].lower() == email.lower():
             return key
-    raise RetailError("User not found")
+    raise Refusal("User not found")
 
 
 def get_order_details(world: World, *, order_id: str) -> Record:
@@ -77,45 +50,12 @@ def get_item_details(world: World, *, item_id: str) -> Record:
     for _, product in world.all("products"):
         if item_id in product["variants"]:
             return _record(product["variants"][item_id])
-    raise RetailError("Item not found")
+    raise Refusal("Item not found")
 
 
 def list_all_product_types(world: World) -> str:
     """A JSON text: product name to product id, names sorted."""
     return json.dumps({p["name"]: p["product_id"] for _, p in world.all("products")}, sort_keys=True)
-
-
-_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-
-
-def calculate(world: World, *, expression: str) -> str:
-    """The value as a float with two decimals at most, as text: `2 + 2` gives `4.0`."""
-    del world  # one signature for all tools
-    if not CALCULATOR_CHARACTERS.fullmatch(expression):
-        raise RetailError("Invalid characters in expression")
-    if len(expression) > MAX_EXPRESSION:
-        raise RetailError("Expression too long")
-    try:
-        return str(round(float(_value(ast.parse(expression.strip(), mode="eval").body)), 2))
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        raise RetailError("Invalid expression") from None
-
-
-def _value(node: ast.expr) -> float:
-    """Only the four operations and signs: power, though spelled with allowed characters, could take for ever."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        return _UNARY[type(node.op)](_value(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _BINARY[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("not arithmetic")
 
 
 # -- writes ----------------------------------------------------------------------------------------------------------
@@ -124,9 +64,9 @@ def _value(node: ast.expr) -> float:
 def cancel_pending_order(world: World, *, order_id: str, reason: str) -> Record:
     order = deepcopy(get_order_details(world, order_id=order_id))
     if order["status"] != "pending":
-        raise RetailError("Non-pending order cannot be cancelled")
+        raise Refusal("Non-pending order cannot be cancelled")
     if reason not in CANCEL_REASONS:
-        raise RetailError("Invalid reason")
+        raise Refusal("Invalid reason")
     user = deepcopy(_user_of(world, order))
     refunds = [_entry("refund", p["amount"], p["payment_method_id"]) for p in order["payment_history"]]
     for refund in refunds:
@@ -144,12 +84,12 @@ def exchange_delivered_order_items(
 ) -> Record:
     order = deepcopy(get_order_details(world, order_id=order_id))
     if order["status"] != "delivered":
-        raise RetailError("Non-delivered order cannot be exchanged")
+        raise Refusal("Non-delivered order cannot be exchanged")
     missing = _not_in_order(order, item_ids)
     if missing is not None:
-        raise RetailError(f"Number of {missing} not found.", "ITEM_NOT_IN_ORDER")
+        raise Refusal(f"Number of {missing} not found.", "ITEM_NOT_IN_ORDER")
     if len(item_ids) != len(new_item_ids):
-        raise RetailError("The number of items to be exchanged should match.")
+        raise Refusal("The number of items to be exchanged should match.")
     diff = 0.0
     for old, new in zip(item_ids, new_item_ids, strict=True):
         item = _item(order, old)
@@ -157,7 +97,7 @@ def exchange_delivered_order_items(
     diff = round(diff, 2)
     method = _payment_method(_user_of(world, order), payment_method_id)
     if _is_gift_card(method) and method["balance"] < diff:
-        raise RetailError("Insufficient gift card balance to pay for the price difference")
+        raise Refusal("Insufficient gift card balance to pay for the price difference")
     order["status"] = "exchange requested"
     order["exchange_items"] = sorted(item_ids)
     order["exchange_new_items"] = sorted(new_item_ids)
@@ -172,23 +112,23 @@ def modify_pending_order_items(
 ) -> Record:
     order = deepcopy(get_order_details(world, order_id=order_id))
     if order["status"] != "pending":
-        raise RetailError("Non-pending order cannot be modified")
+        raise Refusal("Non-pending order cannot be modified")
     missing = _not_in_order(order, item_ids)
     if missing is not None:
-        raise RetailError(f"{missing} not found", "ITEM_NOT_IN_ORDER")
+        raise Refusal(f"{missing} not found", "ITEM_NOT_IN_ORDER")
     if len(item_ids) != len(new_item_ids):
-        raise RetailError("The number of items to be exchanged should match")
+        raise Refusal("The number of items to be exchanged should match")
     diff, variants = 0.0, []
     for old, new in zip(item_ids, new_item_ids, strict=True):
         if old == new:
-            raise RetailError("The new item id should be different from the old item id")
+            raise Refusal("The new item id should be different from the old item id")
         item = _item(order, old)
         variants.append(_available_variant(world, item, new))
         diff += variants[-1]["price"] - item["price"]
     user = deepcopy(_user_of(world, order))
     method = _payment_method(user, payment_method_id)
     if _is_gift_card(method) and method["balance"] < diff:
-        raise RetailError("Insufficient gift card balance to pay for the new item")
+        raise Refusal("Insufficient gift card balance to pay for the new item")
     order["payment_history"].append(_entry("payment" if diff > 0 else "refund", abs(diff), payment_method_id))
     _credit(user, payment_method_id, -diff)
     for old, new in zip(item_ids, new_item_ids, strict=True):
@@ -206,12 +146,12 @@ def modify_pending_order_payment(world: World, *, order_id: str, payment_method_
     method = _payment_method(user, payment_method_id)
     history = order["payment_history"]
     if len(history) != 1 or history[0]["transaction_type"] != "payment":
-        raise RetailError("There should be exactly one payment for a pending order")
+        raise Refusal("There should be exactly one payment for a pending order")
     old_id, amount = history[0]["payment_method_id"], history[0]["amount"]
     if old_id == payment_method_id:
-        raise RetailError("The new payment method should be different from the current one")
+        raise Refusal("The new payment method should be different from the current one")
     if _is_gift_card(method) and method["balance"] < amount:
-        raise RetailError("Insufficient gift card balance to pay for the order")
+        raise Refusal("Insufficient gift card balance to pay for the order")
     history.append(_entry("payment", amount, payment_method_id))
     history.append(_entry("refund", amount, old_id))
     _credit(user, payment_method_id, -amount)
@@ -236,12 +176,12 @@ def modify_user_address(world: World, *, user_id: str, **address: str) -> Record
 def return_delivered_order_items(world: World, *, order_id: str, item_ids: list[str], payment_method_id: str) -> Record:
     order = deepcopy(get_order_details(world, order_id=order_id))
     if order["status"] != "delivered":
-        raise RetailError("Non-delivered order cannot be returned")
+        raise Refusal("Non-delivered order cannot be returned")
     method = _payment_method(_user_of(world, order), payment_method_id)
     if not _is_gift_card(method) and payment_method_id != order["payment_history"][0]["payment_method_id"]:
-        raise RetailError("Payment method should be the original payment method")
+        raise Refusal("Payment method should be the original payment method")
     if _not_in_order(order, item_ids) is not None:
-        raise RetailError("Some item not found")
+        raise Refusal("Some item not found")
     order["status"] = "return requested"
     order["return_items"] = sorted(item_ids)
     order["return_payment_method_id"] = payment_method_id
@@ -274,7 +214,7 @@ def touched(world: World, arguments: Record) -> list[tuple[str, str]]:
 def _existing(world: World, table: str, key: str, otherwise: str) -> Record:
     record = world.get(table, key)
     if record is None:
-        raise RetailError(otherwise)
+        raise Refusal(otherwise)
     return record
 
 
@@ -286,7 +226,7 @@ def _record(value: Any) -> Record:
 def _pending_in_some_form(world: World, order_id: str) -> Record:
     order = get_order_details(world, order_id=order_id)
     if "pending" not in order["status"]:
-        raise RetailError("Non-pending order cannot be modified")
+        raise Refusal("Non-pending order cannot be modified")
     return order
 
 
@@ -297,7 +237,7 @@ def _user_of(world: World, order: Record) -> Record:
 def _payment_method(user: Record, payment_method_id: str) -> Record:
     method = user["payment_methods"].get(payment_method_id)
     if method is None:
-        raise RetailError("Payment method not found")
+        raise Refusal("Payment method not found")
     return _record(method)
 
 
@@ -331,9 +271,9 @@ def _available_variant(world: World, item: Record, new_item_id: str) -> Record:
     product = _existing(world, "products", item["product_id"], "Product not found")
     variant = product["variants"].get(new_item_id)
     if variant is None:
-        raise RetailError("Variant not found")
+        raise Refusal("Variant not found")
     if not variant["available"]:
-        raise RetailError(f"New item {new_item_id} not found or available", "NEW_ITEM_NOT_AVAILABLE")
+        raise Refusal(f"New item {new_item_id} not found or available", "NEW_ITEM_NOT_AVAILABLE")
     return _record(variant)
 
 

@@ -5,7 +5,8 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 DOMAINS = {
-    "retail": "examples.retail.workload:RETAIL",
+    "retail": "examples.retail.tools:RETAIL",
+    "airline": "examples.airline.tools:AIRLINE",
 }
 
 

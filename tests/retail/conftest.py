@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from examples.retail.storage import Store
+from examples.retail.tools import RETAIL
+from examples.worlds.storage import Store
+from tests.replay.desk import Desk
 from tests.replay.workload import Workload
-from tests.retail.desk import Desk
 from tests.shared import shared
 
 
@@ -17,7 +18,7 @@ def workload() -> Workload:
 
 @pytest.fixture
 def store(database_url: str, workload: Workload) -> Iterator[Store]:
-    store = Store(database_url)
+    store = RETAIL.open(database_url)
     assert store.seed(workload.state()) == workload.base_digest
     yield store
     store.close()
@@ -25,5 +26,5 @@ def store(database_url: str, workload: Workload) -> Iterator[Store]:
 
 @pytest.fixture
 def desk(store: Store) -> Iterator[Desk]:
-    with Desk(store) as desk:
+    with Desk(RETAIL, store) as desk:
         yield desk

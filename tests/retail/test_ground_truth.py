@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from examples.retail.storage import Store
+from examples.worlds.storage import Store
+from tests.replay.desk import Answer, Desk
 from tests.replay.workload import Batch, Workload, digest
-from tests.retail.desk import Answer, Desk
 
 
 def effects_wrong(store: Store, world: str, batch: Batch) -> bool:

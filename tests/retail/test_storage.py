@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from examples.retail import semantics
-from examples.retail.semantics import RetailError
-from examples.retail.storage import KeyConflict, Store, Write
+from examples.worlds.storage import KeyConflict, Store, Write
+from examples.worlds.world import Record, Refusal, World
 from executors.outcomes import Absent, Applied, NotApplied
+from tests.replay.desk import Answer, Desk
 from tests.replay.workload import Action, Call, Workload, digest
-from tests.retail.desk import Answer, Desk
 
 THREADS = 20
 
@@ -59,7 +59,7 @@ def test_many_keys_on_one_order_are_one_effect_and_refusals(desk: Desk, store: S
 def test_concurrent_refunds_to_one_gift_card_are_all_counted(store: Store) -> None:
     """Writes that meet in one user's record (through different orders) lose no update."""
 
-    def spend(world: semantics.World, amount: float) -> semantics.Record:
+    def spend(world: World, amount: float) -> Record:
         user = semantics.get_user_details(world, user_id="yusuf_rossi_9620")
         changed = {**user, "spent": user.get("spent", 0.0) + amount}
         world.put("users", "yusuf_rossi_9620", changed)
@@ -76,7 +76,7 @@ def test_concurrent_refunds_to_one_gift_card_are_all_counted(store: Store) -> No
 
 
 def test_a_key_with_another_request_is_a_conflict(store: Store) -> None:
-    def note(world: semantics.World) -> str:
+    def note(world: World) -> str:
         return semantics.transfer_to_human_agents(world, summary="x")
 
     def write(world: str, summary: str) -> object:
@@ -106,9 +106,9 @@ def test_reconciliation_finds_what_was_applied(desk: Desk, workload: Workload) -
 
 
 def test_added_records_count_in_the_digest_wherever_their_names_sort(store: Store, workload: Workload) -> None:
-    added: dict[str, semantics.Record] = {"aaa": {"n": 1}, "zzz": {"n": 1.5}, "\U0001f600": {}, "\ufb33": {"x": None}}
+    added: dict[str, Record] = {"aaa": {"n": 1}, "zzz": {"n": 1.5}, "\U0001f600": {}, "\ufb33": {"x": None}}
 
-    def add(world: semantics.World) -> None:
+    def add(world: World) -> None:
         for key, record in added.items():
             world.put("users", key, record)
         world.put("notes", "1", {"text": "a table of its own"})
@@ -121,7 +121,7 @@ def test_added_records_count_in_the_digest_wherever_their_names_sort(store: Stor
 
 
 def test_a_write_that_breaks_leaves_nothing(store: Store) -> None:
-    def breaks(world: semantics.World) -> None:
+    def breaks(world: World) -> None:
         world.put("users", "yusuf_rossi_9620", {})
         raise RuntimeError("bug")
 
@@ -145,5 +145,5 @@ def test_another_starting_state_is_refused(store: Store, workload: Workload) -> 
 
 @pytest.mark.parametrize("order_id", ["#W\0", "\ud800", "", "#W" + "9" * 5000])
 def test_ids_that_cannot_exist_are_not_found(store: Store, order_id: str) -> None:
-    with pytest.raises(RetailError, match="Order not found"):
+    with pytest.raises(Refusal, match="Order not found"):
         store.read("odd", lambda world: semantics.get_order_details(world, order_id=order_id))

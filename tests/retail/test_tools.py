@@ -10,15 +10,16 @@ from pydantic import ValidationError
 
 from examples import retail
 from examples.retail import semantics
-from examples.retail.semantics import RetailError
-from examples.retail.storage import Store
-from examples.retail.tools import ANY, specs
+from examples.retail.tools import RETAIL
+from examples.worlds.calculator import calculate
+from examples.worlds.storage import Store
+from examples.worlds.world import Refusal
 from executors.registry import Registry
 from orchestrator.domain.model import Effect
+from tests.replay.desk import Answer, Desk
 from tests.replay.workload import Call, Workload, digest
-from tests.retail.desk import Answer, Desk
 
-SPECS = {spec.name: spec for spec in specs()}
+SPECS = {spec.name: spec for spec in RETAIL.specs()}
 OWNER = "yusuf_rossi_9620"
 NO_WORLD: Any = None  # arithmetic needs none
 PROFILE_VARIABLES = ("RETAIL_API", "RETAIL_MODEL", "RETAIL_APPROVALS", "RETAIL_API_KEY_ENV")
@@ -106,7 +107,7 @@ def test_reads_of_somebody_elses_records_are_stopped_too(desk: Desk) -> None:
         assert desk.call("reads", call, None).data["user_id"] == OWNER  # staff: scope retail:any
     missing = Call("get_user_details", {"user_id": "nobody"})
     assert desk.call("reads", missing, OWNER) == Answer(error="User not found")
-    assert ANY == "retail:any"
+    assert RETAIL.any_scope == "retail:any"
 
 
 def test_records_keep_every_value_through_the_result_model(workload: Workload) -> None:
@@ -123,7 +124,7 @@ def test_records_keep_every_value_through_the_result_model(workload: Workload) -
 )
 def test_the_calculator(expression: str, shown: str) -> None:
     assert SPECS["calculate"].effect is Effect.READ
-    assert semantics.calculate(NO_WORLD, expression=expression) == shown
+    assert calculate(NO_WORLD, expression=expression) == shown
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,8 @@ def test_the_calculator(expression: str, shown: str) -> None:
     ],
 )
 def test_what_the_calculator_refuses(expression: str, code: str) -> None:
-    with pytest.raises(RetailError) as refusal:
-        semantics.calculate(NO_WORLD, expression=expression)
+    with pytest.raises(Refusal) as refusal:
+        calculate(NO_WORLD, expression=expression)
     assert refusal.value.code == code
 
 
@@ -152,7 +153,7 @@ def test_codes_are_stable_words(store: Store, workload: Workload) -> None:
     for case in workload.errors:
         if not case.setup:
             function = partial(getattr(semantics, case.call.tool), **case.call.arguments)
-            with pytest.raises(RetailError, match=re.escape(case.error)) as refusal:
+            with pytest.raises(Refusal, match=re.escape(case.error)) as refusal:
                 store.read(case.id, function)
             codes.add(refusal.value.code)
     assert all(re.fullmatch("[A-Z_]+", code) for code in codes)

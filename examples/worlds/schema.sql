@@ -1,4 +1,4 @@
--- The shop's own database: one PostgreSQL schema beside Turnqueue's. {schema} is filled in by storage.py.
+-- A domain's own database: one PostgreSQL schema beside Turnqueue's. {schema} is filled in by storage.py.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 

@@ -9,10 +9,9 @@ import psycopg
 import rfc8785
 from psycopg import sql
 
-from examples.retail.semantics import Record
+from examples.worlds.world import Record, RecordKey
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-RecordKey = tuple[str, str]  # table, key
 
 
 class Base:
@@ -24,7 +23,7 @@ class Base:
         for table, key, record in rows:
             self.tables.setdefault(table, {})[key] = record
         if not self.tables:
-            raise LookupError("the shop has no records: seed it first")
+            raise LookupError("there are no records: seed them first")
 
     @cached_property
     def _canonical(self) -> dict[str, dict[str, bytes]]:

@@ -1,4 +1,4 @@
-"""The shop's records in their own PostgreSQL schema: a base shared by all worlds, and what each world changed.
+"""A domain's records in their own PostgreSQL schema: a base shared by all worlds, and what each world changed.
 
 A write is one transaction: idempotency key, locks, the pure function, changed records, ledger row, stored outcome.
 Whoever repeats a key gets the first outcome and changes nothing.
@@ -18,8 +18,8 @@ from psycopg import sql
 from psycopg.types.json import Json
 from psycopg_pool import ConnectionPool
 
-from examples.retail.semantics import Record, RetailError, World
-from examples.retail.worlds import Base, Connection, RecordKey, StoredWorld
+from examples.worlds.overlay import Base, Connection, StoredWorld
+from examples.worlds.world import Record, RecordKey, Refusal, World
 
 T = TypeVar("T")
 Touched = Callable[[World, Record], Sequence[RecordKey]]
@@ -31,13 +31,13 @@ class KeyConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one idempotency key led to: a result, or the shop's refusal."""
+    """What one idempotency key led to: a result, or the domain's refusal."""
 
     world: str
     tool: str
     arguments_digest: str
     result: Any = None
-    error: RetailError | None = None
+    error: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Store:
     Raises `psycopg_pool.PoolTimeout` where no connection could be had (nothing was sent), and `psycopg.Error` else.
     """
 
-    def __init__(self, url: str, *, schema: str = "retail", connections: int = 8, connect_seconds: float = 10) -> None:
+    def __init__(self, url: str, *, schema: str, connections: int = 8, connect_seconds: float = 10) -> None:
         self._schema = schema
         self._lock = threading.Lock()
         self._base: Base | None = None
@@ -164,7 +164,7 @@ class Store:
     def write(self, request: Write, seconds: float = 30.0) -> Any:
         """Apply a write once per key and return its result, or the stored one when the key is known.
 
-        Raises RetailError (stored under the key too) and KeyConflict. Any psycopg error before the commit means that
+        Raises Refusal (stored under the key too) and KeyConflict. Any psycopg error before the commit means that
         nothing was applied. `seconds` bounds each wait for a lock.
         """
         with self._connection() as conn, conn.transaction():
@@ -190,7 +190,7 @@ class Store:
         state = self._world(conn, request.world)  # a new one: what was read before the lock may be old
         try:
             outcome = Outcome(*request.identity, result=request.apply(state))
-        except RetailError as refusal:
+        except Refusal as refusal:
             outcome = Outcome(*request.identity, error=refusal)
         self._save(conn, request.key, outcome, state.changed if outcome.error is None else {})
         return outcome
@@ -216,7 +216,7 @@ class Store:
         if row is None:
             return None
         world, tool, arguments_digest, result, error, code = row
-        return Outcome(world, tool, arguments_digest, result, RetailError(error, code) if error is not None else None)
+        return Outcome(world, tool, arguments_digest, result, Refusal(error, code) if error is not None else None)
 
     # -- plumbing -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Calls the shop's tools as an executor would: validate, authorize, handle; without Turnqueue around them."""
+"""Calls a domain's tools as an executor would: validate, authorize, handle; without Turnqueue around them."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from uuid import uuid4
 import httpx
 from pydantic import ValidationError
 
-from examples.retail.storage import Store
-from examples.retail.tools import ANY, specs
+from examples.worlds.domain import Domain
+from examples.worlds.storage import Store
 from executors.context import Context
 from executors.http import ScopedClient, shared_client
 from executors.outcomes import Reconciled, ToolRejected
@@ -20,7 +20,7 @@ from tests.replay.workload import Action, Call, Task, digest
 
 @dataclass(frozen=True)
 class Answer:
-    """Exactly one is set: the observation's data, the shop's refusal, or why it was stopped before."""
+    """Exactly one is set: the observation's data, the domain's refusal, or why it was stopped before."""
 
     data: Any = None
     error: str | None = None
@@ -29,11 +29,12 @@ class Answer:
 
 @dataclass
 class Desk:
+    domain: Domain
     store: Store
     http: httpx.Client = field(default_factory=shared_client)
 
     def __post_init__(self) -> None:
-        self.specs = {spec.name: spec for spec in specs(store=lambda: self.store)}
+        self.specs = {spec.name: spec for spec in self.domain.specs(store=lambda: self.store)}
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +48,7 @@ class Desk:
             arguments = spec.arguments.model_validate(call.arguments)
         except ValidationError as error:
             return Answer(stopped=str(error))
-        principal = _principal(world, subject)
+        principal = self.principal(world, subject)
         decision = spec.authorize(arguments, principal) if spec.authorize else None
         if isinstance(decision, Deny):
             return Answer(stopped=decision.code)
@@ -63,7 +64,7 @@ class Desk:
         spec = self.specs[call.tool]
         assert spec.reconcile is not None
         return spec.reconcile(
-            spec.arguments.model_validate(call.arguments), key, None, self.context(_principal(world, None), key)
+            spec.arguments.model_validate(call.arguments), key, None, self.context(self.principal(world, None), key)
         )
 
     def context(self, principal: Principal, key: str | None) -> Context:
@@ -83,7 +84,6 @@ class Desk:
             return f"{action.call}: {answer}"
         return None
 
-
-def _principal(world: str, subject: str | None) -> Principal:
-    """No subject: a member of staff."""
-    return Principal(world, subject) if subject else Principal(world, "staff", frozenset({ANY}))
+    def principal(self, world: str, subject: str | None) -> Principal:
+        """No subject: a member of staff."""
+        return Principal(world, subject) if subject else Principal(world, "staff", frozenset({self.domain.any_scope}))
