@@ -23,11 +23,24 @@ class UnreadableBody(ValueError):
 
 def read_json(body: bytes) -> Any:
     """Parse a whole body; raises UnreadableBody. NUL, lone surrogates, NaN and infinities become `SUBSTITUTE`."""
+    value = read_event(body.removeprefix(b"\xef\xbb\xbf"))
+    return storable(value) if _SUSPECT.search(body) else value
+
+
+def read_event(data: bytes) -> Any:
+    """Parse one event of a stream; raises UnreadableBody.
+
+    Texts are left as they came: half a character may be in this event and half in the next. Whoever has put the pieces
+    together calls `storable` (or `clean_text`) on the whole.
+    """
     try:
-        value = json.loads(body, parse_constant=lambda _: SUBSTITUTE, parse_float=_finite)
-        return _storable(value, 0) if _SUSPECT.search(body) else value
+        text = data.decode().strip(_BLANK)
+        value, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         raise UnreadableBody("the body is not JSON") from None
+    if end != len(text):
+        raise UnreadableBody("something follows the JSON value")
+    return value
 
 
 def _finite(digits: str) -> float | str:
@@ -35,13 +48,36 @@ def _finite(digits: str) -> float | str:
     return value if math.isfinite(value) else SUBSTITUTE
 
 
+_BLANK = " \t\r\n"
+_DECODER = json.JSONDecoder(parse_constant=lambda _: SUBSTITUTE, parse_float=_finite)
+
+
+def storable(value: Any) -> Any:
+    """A parsed document whose texts can be stored; raises UnreadableBody where it is absurdly deep."""
+    return _storable(value, 0)
+
+
+def clean_text(text: str) -> str:
+    """The text with its surrogate pairs joined and what cannot be stored replaced by `SUBSTITUTE`."""
+    if "\0" not in text:
+        if text.isascii():
+            return text
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        else:
+            return text
+    return _UNSTORABLE.sub(SUBSTITUTE, text)
+
+
 def _storable(value: Any, depth: int) -> Any:
     if isinstance(value, str):
-        return _UNSTORABLE.sub(SUBSTITUTE, value)
+        return clean_text(value)
     if depth > _MAX_CLEANED_DEPTH:
         raise UnreadableBody("too deep")
     if isinstance(value, dict):
-        return {_storable(key, depth + 1): _storable(member, depth + 1) for key, member in value.items()}
+        return {clean_text(key): _storable(member, depth + 1) for key, member in value.items()}
     if isinstance(value, list):
         return [_storable(member, depth + 1) for member in value]
     return value

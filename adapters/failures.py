@@ -26,6 +26,7 @@ from adapters.documents import UnreadableBody, as_list, as_object, as_text, read
 
 CONTEXT_LENGTH = "CONTEXT_LENGTH"
 MODEL_OUTPUT_INVALID = "MODEL_OUTPUT_INVALID"
+INTERRUPTED = "INTERRUPTED"
 
 _BILLING = frozenset(
     {

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions (`POST /v1/chat/completions`), also on Azure, vLLM and others. Not streaming.
+"""OpenAI Chat Completions (`POST /v1/chat/completions`), also on Azure, vLLM and others.
 
 Everything is stateless here: the assistant's message is carried back as it came, because several servers insist on
 their own extra fields (`reasoning_content`, `reasoning_details`, `extra_content`).
@@ -7,6 +7,7 @@ their own extra fields (`reasoning_content`, `reasoning_details`, `extra_content
 from typing import Any
 
 from adapters.base import (
+    Accumulator,
     Completion,
     Endpoint,
     Failure,
@@ -33,7 +34,8 @@ from adapters.documents import (
 )
 from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, http_failure, in_band_failure, protocol_failure
 from adapters.names import ToolNames
-from adapters.openai_common import azure_url, function_fields, http_request, observation_text, output_format
+from adapters.openai_chat_stream import ChatAccumulator
+from adapters.openai_common import add_stream, azure_url, function_fields, http_request, observation_text, output_format
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject, ModelReply, UserText
@@ -46,21 +48,19 @@ class OpenAIChat:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = "openai-chat"
-    revision = "1"
+    revision = "2"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
-        if request.stream:
-            raise ConfigError("STREAM_UNSUPPORTED", f"{self.api} does not stream yet")
         if request.previous_response_id is not None:
             raise ConfigError("SERVER_STATE_UNSUPPORTED", f"{self.api} keeps no state; set server_state to false")
         if request.parameters.get("n", 1) != 1:
             raise ConfigError("BAD_PARAMETERS", "profile parameter 'n' must be 1")
-        body = self._body(request)
+        body = self._body(request, endpoint)
         if endpoint.azure_deployment is not None:
             body["model"] = endpoint.azure_deployment
         return http_request(azure_url(endpoint, "chat/completions", per_deployment=True), body, endpoint)
 
-    def _body(self, request: ModelRequest) -> JsonObject:
+    def _body(self, request: ModelRequest, endpoint: Endpoint) -> JsonObject:
         names = ToolNames(request.tools)
         body: JsonObject = {"model": request.model, "messages": _messages(self.api, request, names)}
         _add_tools(body, request, names)
@@ -68,6 +68,7 @@ class OpenAIChat:
             body["max_completion_tokens"] = request.max_output_tokens
         if request.output_schema is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": output_format(request.output_schema)}
+        add_stream(body, request, endpoint, usage=True)
         parameters = {name: value for name, value in request.parameters.items() if name != "tools"}
         merge_parameters(body, parameters, RESERVED)
         return body
@@ -80,6 +81,9 @@ class OpenAIChat:
         except UnreadableBody:
             document = None
         return reply_from_document(document, response, request)
+
+    def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
+        return ChatAccumulator(head, request, reply_from_document)
 
 
 def reply_from_document(document: Any, response: HttpResponse, request: ModelRequest) -> Reply:

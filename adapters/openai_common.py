@@ -1,13 +1,15 @@
 """What the two OpenAI wire formats share: URLs, headers, tool list, observations."""
 
 from collections.abc import Iterator
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from adapters.base import Endpoint, HttpRequest, ModelRequest
 from adapters.documents import UnreadableBody, read_json, write_json
 from adapters.names import ToolNames
 from adapters.schema import strict_form
 from orchestrator.domain.transcript import JsonObject, Observation
+
+_OPENAI_HOST = "api.openai.com"
 
 
 def azure_url(endpoint: Endpoint, path: str, *, per_deployment: bool) -> str:
@@ -44,6 +46,20 @@ def function_fields(request: ModelRequest, names: ToolNames) -> Iterator[JsonObj
             "parameters": schema,
             "strict": strict,
         }
+
+
+def add_stream(body: JsonObject, request: ModelRequest, endpoint: Endpoint, *, usage: bool = False) -> None:
+    """Ask for a stream, with usage where that is an option. OpenAI itself pads its deltas unless told not to; other
+    servers do not know that option, and some answer 400 to it."""
+    if not request.stream:
+        return
+    options: JsonObject = {"include_usage": True} if usage else {}
+    host = urlsplit(endpoint.base_url).hostname or ""
+    if endpoint.azure_deployment is None and (host == _OPENAI_HOST or host.endswith(f".{_OPENAI_HOST}")):
+        options["include_obfuscation"] = False
+    body["stream"] = True
+    if options:
+        body["stream_options"] = options
 
 
 def output_format(schema: JsonObject) -> JsonObject:

@@ -1,4 +1,4 @@
-"""OpenAI Responses (`POST /v1/responses`), also on Azure and compatible servers. Not streaming.
+"""OpenAI Responses (`POST /v1/responses`), also on Azure and compatible servers.
 
 Stateless by default: `store: false`, and the provider's items carried back verbatim. With `server_state` the provider
 keeps each response (`store: true`) and the next request names it by `previous_response_id`.
@@ -7,6 +7,7 @@ keeps each response (`store: true`) and the next request names it by `previous_r
 from typing import Any
 
 from adapters.base import (
+    Accumulator,
     Boundary,
     Completion,
     Endpoint,
@@ -34,8 +35,8 @@ from adapters.documents import (
 )
 from adapters.failures import MODEL_OUTPUT_INVALID, http_failure, in_band_failure, protocol_failure
 from adapters.names import ToolNames
-from adapters.openai_common import azure_url, function_fields, http_request, observation_text, output_format
-from orchestrator.domain.errors import ConfigError
+from adapters.openai_common import add_stream, azure_url, function_fields, http_request, observation_text, output_format
+from adapters.openai_responses_stream import ResponsesAccumulator
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject, ModelReply, Observation, TranscriptItem, UserText
 
@@ -50,17 +51,15 @@ class OpenAIResponses:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = "openai-responses"
-    revision = "1"
+    revision = "2"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
-        if request.stream:
-            raise ConfigError("STREAM_UNSUPPORTED", f"{self.api} does not stream yet")
-        body = self._body(request)
+        body = self._body(request, endpoint)
         if endpoint.azure_deployment is not None:
             body["model"] = endpoint.azure_deployment
         return http_request(azure_url(endpoint, "responses", per_deployment=False), body, endpoint)
 
-    def _body(self, request: ModelRequest) -> JsonObject:
+    def _body(self, request: ModelRequest, endpoint: Endpoint) -> JsonObject:
         names = ToolNames(request.tools)
         body: JsonObject = {"model": request.model, "input": _input(self.api, request, names)}
         if request.instructions:
@@ -71,6 +70,7 @@ class OpenAIResponses:
         if request.output_schema is not None:
             body["text"] = {"format": {"type": "json_schema", **output_format(request.output_schema)}}
         _add_state(body, request)
+        add_stream(body, request, endpoint)
         parameters = {name: value for name, value in request.parameters.items() if name != "tools"}
         merge_parameters(body, parameters, RESERVED)
         return body
@@ -83,6 +83,9 @@ class OpenAIResponses:
         except UnreadableBody:
             document = None
         return reply_from_document(document, response, request)
+
+    def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
+        return ResponsesAccumulator(head, request, reply_from_document)
 
 
 def reply_from_document(document: Any, response: HttpResponse, request: ModelRequest) -> Reply:

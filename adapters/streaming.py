@@ -4,12 +4,19 @@ Lines end with LF, CRLF or CR; a character may be split between chunks; a last e
 out by `close`, for servers that end that way. What an event means is the accumulators' business.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from adapters.base import Completion, HttpResponse, ModelRequest, Progress, Reply
+from adapters.documents import UnreadableBody, clean_text, read_event, read_json
+from adapters.failures import INTERRUPTED, protocol_failure
+
+_MAX_JUNK = 64  # lines kept after the first event, where only a bare error object could still matter
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(NamedTuple):
     """`data` is the joined data lines, still bytes; `event` is empty where the server sends none."""
 
     event: str
@@ -25,7 +32,6 @@ class SseDecoder:
         self._first = True
         self._event = ""
         self._data: list[bytes] = []
-        self._any = False
         self.junk: list[bytes] = []  # lines that are no SSE at all, for servers that answer with bare JSON
 
     def feed(self, chunk: bytes) -> Iterator[SseEvent]:
@@ -33,45 +39,134 @@ class SseDecoder:
             return
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
+            self._after_cr = False
+            if not chunk:
+                return
         self._after_cr = chunk.endswith(b"\r")
-        lines = chunk.splitlines(keepends=True)
-        for line in lines:
-            if not line.endswith((b"\n", b"\r")):
-                self._pieces.append(line)
-                continue
-            whole = line.rstrip(b"\r\n") if not self._pieces else b"".join((*self._pieces, line)).rstrip(b"\r\n")
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = chunk.split(b"\n")
+        last = lines.pop()
+        if lines and self._pieces:
+            self._pieces.append(lines[0])
+            lines[0] = b"".join(self._pieces)
             self._pieces.clear()
-            event = self._line(whole)
-            if event is not None:
-                yield event
+        if last:
+            self._pieces.append(last)
+        yield from self._events(lines)
 
     def close(self) -> Iterator[SseEvent]:
         """The body has ended: the event that still waits for its blank line, if there is one."""
-        if self._pieces:
-            whole = b"".join(self._pieces)
-            self._pieces.clear()
-            self._line(whole)
-        event = self._line(b"")
-        if event is not None:
-            yield event
+        lines = [b"".join(self._pieces), b""] if self._pieces else [b""]
+        self._pieces.clear()
+        yield from self._events(lines)
 
-    def _line(self, line: bytes) -> SseEvent | None:
-        if self._first:
+    def _events(self, lines: list[bytes]) -> Iterator[SseEvent]:
+        if self._first and lines:
             self._first = False
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if not line:
-            return self._dispatch()
-        if line.startswith(b"data:"):
-            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            self._any = True
-        elif line.startswith(b"event:"):
-            self._event = line[6:].strip().decode(errors="replace")
-        elif not line.startswith((b":", b"id:", b"retry:")):
-            self.junk.append(line)
-        return None
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        data = self._data
+        for line in lines:
+            if not line:
+                if data:
+                    yield SseEvent(self._event, data[0] if len(data) == 1 else b"\n".join(data))
+                    data.clear()
+                self._event = ""
+            elif line.startswith(b"data:"):
+                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif line.startswith(b"event:"):
+                self._event = line[6:].strip().decode(errors="replace")
+            elif not line.startswith((b":", b"id:", b"retry:")):
+                self.junk.append(line)
 
-    def _dispatch(self) -> SseEvent | None:
-        event = SseEvent(self._event, b"\n".join(self._data)) if self._any else None
-        self._event, self._any = "", False
-        self._data.clear()
-        return event
+
+class EventAccumulator(ABC):
+    """An `Accumulator` for streams of JSON events: decodes, parses, and reads a body that is no stream at all.
+
+    A subclass takes the events one by one and says in the end what they add up to. An event that is no JSON breaks the
+    stream; the last one, which the end of the body may have cut, makes it an interrupted one.
+    """
+
+    marker_ends = False  # nothing that counts comes after `[DONE]`
+
+    def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
+        self.done = False
+        self.head = head
+        self.request = request
+        self._decoder = SseDecoder()
+        self._any = False  # the body is a stream of events
+        self._broken = False
+        self._cut = False
+
+    def feed(self, chunk: bytes) -> Sequence[Progress]:
+        progress: list[Progress] = []
+        if not self.done:
+            for event in self._decoder.feed(chunk):
+                self._parse(event, progress)
+                if self.done:
+                    break
+        return progress
+
+    def finish(self) -> Reply:
+        if not self.done:
+            for event in self._decoder.close():
+                self._cut = not self._parse(event, [])
+        bare = self._bare()
+        if not self._any:
+            reply = self.document_reply(bare)
+            return reply if self._decoder.junk else interrupted(reply)
+        if isinstance(bare, dict) and bare.get("error") and not self.done:
+            self.take("error", bare, [])
+        reply = self.result()
+        if reply.completion is Completion.API_FAILURE:
+            return replace(reply, items=())  # half an item must never be carried back
+        if not (self._cut or self._broken):
+            return reply
+        return interrupted(reply) if self._cut else interrupted(reply, "UNREADABLE_BODY")
+
+    @abstractmethod
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
+        """One event; `event` is its name or empty. Sets `done` at the explicit end, fills `progress`, never raises."""
+
+    @abstractmethod
+    def result(self) -> Reply:
+        """What the events add up to; `interrupted` where the completion event is missing."""
+
+    @abstractmethod
+    def document_reply(self, document: Any) -> Reply:
+        """The reply for a body of one JSON document instead of a stream; None where it was not even that."""
+
+    def _parse(self, event: SseEvent, progress: list[Progress]) -> bool:
+        self._any = True
+        if event.data == b"[DONE]":
+            self.done = self.done or self.marker_ends
+            return True
+        try:
+            document = read_event(event.data)
+        except UnreadableBody:
+            whole = not event.data.strip()  # some servers keep the connection alive with empty data
+            self._broken = self._broken or not whole
+            return whole
+        self.take(event.event, document, progress)
+        return True
+
+    def _bare(self) -> Any:
+        """The lines that were no events, as JSON: a whole reply, or an error in the middle of a stream."""
+        junk = self._decoder.junk
+        if not junk or (self._any and len(junk) > _MAX_JUNK):
+            return None
+        try:
+            return read_json(b"\n".join(junk))
+        except UnreadableBody:
+            return None
+
+
+def said(text: Any) -> str:
+    """A piece of text for `Progress`: storable, whatever the server sent."""
+    return clean_text(text) if isinstance(text, str) else ""
+
+
+def interrupted(reply: Reply, code: str = INTERRUPTED) -> Reply:
+    """The reply so far, as the failure that it is when its stream did not end properly: nothing is proposed."""
+    failure = protocol_failure(code, retryable=True)
+    return replace(reply, completion=Completion.API_FAILURE, calls=(), refusal=None, items=(), failure=failure)

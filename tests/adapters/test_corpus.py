@@ -1,4 +1,4 @@
-"""Every recorded, unstreamed exchange of the OpenAI-like formats lands where the ordered list of states says."""
+"""Every recorded exchange of the OpenAI-like formats lands where the ordered list of states says."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from adapters.arguments import ArgumentError, parse_arguments
 from adapters.base import Boundary, Completion, HttpResponse, ModelRequest
 from adapters.registry import ADAPTERS
 from tests.shared import SHARED, shared
-from tests.wire import describe, http_response, model_request, reply_of, supported
+from tests.wire import describe, exchanges, http_response, model_request, reply_of
 
 FOLDERS = ("openai-responses", "openai-chat", "azure-chat", "compat-chat")
 
@@ -52,6 +52,12 @@ EXPECTED = {
     "results-final": FINAL,
     "results-more-calls": CALLS,
     "server-tool": FINAL,
+    "index-gap": CALLS,
+    "no-index": CALLS,
+    "same-index-parallel": CALLS,
+    "stream-error": FAILED,
+    "stream-interrupted": FAILED,
+    "stream-no-done": CALLS,  # the reason came, only `[DONE]` is missing
     "text": FINAL,
     "truncated": CUT,
     "truncated-call": CUT,
@@ -62,10 +68,14 @@ EXPECTED = {
 EXPECTED_FILE = {"openai-responses/empty-text-001": CUT}
 
 
+def _scenario(recorded: dict[str, Any]) -> str:
+    name: str = recorded["scenario"]
+    return name.removesuffix("-stream")
+
+
 def _files() -> list[Any]:
     found = [path for folder in FOLDERS for path in sorted((SHARED / "wire" / folder).glob("*.json"))]
-    plain = [path for path in found if supported(json.loads(path.read_text()))]
-    return [pytest.param(path, id=f"{path.parent.name}/{path.stem}") for path in plain] or [
+    return [pytest.param(path, id=f"{path.parent.name}/{path.stem}") for path in found] or [
         pytest.param(None, id="absent")
     ]
 
@@ -76,13 +86,13 @@ def test_state_and_calls(path: Path | None) -> None:
     assert path is not None
     recorded = json.loads(path.read_text())
     reply = reply_of(recorded)
-    expected = EXPECTED_FILE.get(f"{path.parent.name}/{path.stem}", EXPECTED[recorded["scenario"]])
+    expected = EXPECTED_FILE.get(f"{path.parent.name}/{path.stem}", EXPECTED[_scenario(recorded)])
     assert reply.completion is expected
     assert (reply.failure is not None) == (expected is FAILED)
     observed = recorded["observed"] or {}
     if expected is CALLS:
         assert [(c.call_id, c.name) for c in reply.calls] == [(c["id"], c["name"]) for c in observed["calls"]]
-        if recorded["scenario"] != "custom-tool":
+        if _scenario(recorded) != "custom-tool":
             assert [c.arguments_text for c in reply.calls] == [c["arguments"] for c in observed["calls"]]
     else:
         assert reply.calls == ()
@@ -91,23 +101,51 @@ def test_state_and_calls(path: Path | None) -> None:
         assert (reply.refusal is not None) == bool(observed["refusal"])
 
 
+def _usage(raw: dict[str, Any]) -> tuple[Any, Any]:
+    return (
+        raw.get("prompt_tokens", raw.get("input_tokens")),
+        raw.get("completion_tokens", raw.get("output_tokens")),
+    )
+
+
+@pytest.mark.parametrize("path", _files())
+def test_usage_is_what_was_reported(path: Path | None) -> None:
+    shared("wire")
+    assert path is not None
+    recorded = json.loads(path.read_text())
+    observed = (recorded["observed"] or {}).get("usage")
+    usage = reply_of(recorded).usage
+    assert (usage.input, usage.output) == (_usage(observed) if observed else (None, None))
+
+
 @pytest.mark.parametrize("path", _files())
 def test_items_are_carried_unchanged(path: Path | None) -> None:
     shared("wire")
     assert path is not None
     recorded = json.loads(path.read_text())
-    body = recorded["response"]
     reply = reply_of(recorded)
-    if recorded["status"] >= 400 or body.get("error"):
+    if recorded["status"] >= 400 or (reply.completion is FAILED and "stream" in recorded):
         assert reply.items == ()
-    elif "output" in body:
-        assert list(reply.items) == body["output"]
+    elif "stream" in recorded:
+        assert _stream_items(recorded["stream"]) in ([], list(reply.items))
+    elif recorded["response"].get("error"):
+        assert reply.items == ()
+    elif "output" in recorded["response"]:
+        assert list(reply.items) == recorded["response"]["output"]
     else:
-        message = body["choices"][0].get("message")
+        message = recorded["response"]["choices"][0].get("message")
         assert list(reply.items) == ([message] if message else [])
 
 
-RETRYABLE = {"error-429": True, "error-500": True, "error-503": True, "failed": True}
+def _stream_items(stream: str) -> list[Any]:
+    """The output of a Responses stream's terminal event; chat streams have no such thing."""
+    events = [
+        json.loads(line[5:]) for line in stream.splitlines() if line.startswith("data:") and line[5:].strip()[:1] == "{"
+    ]
+    return list((events[-1].get("response") or {}).get("output") or ())
+
+
+RETRYABLE = {"error-429": True, "error-500": True, "error-503": True, "failed": True, "stream-interrupted": True}
 
 
 @pytest.mark.parametrize("path", _files())
@@ -118,10 +156,17 @@ def test_retryable_and_boundary(path: Path | None) -> None:
     failure = reply_of(recorded).failure
     if failure is None:
         return
-    billing = "billing" in json.dumps(recorded["response"]) and recorded["status"] == 429
-    assert failure.retryable == (RETRYABLE.get(recorded["scenario"], False) and not billing)
+    if _scenario(recorded) == "stream-error":
+        assert failure.retryable == (
+            "server_error" in recorded["stream"] or "InternalServerError" in recorded["stream"]
+        )
+        return
+    billing = "billing" in json.dumps(recorded.get("response")) and recorded["status"] == 429
+    assert failure.retryable == (RETRYABLE.get(_scenario(recorded), False) and not billing)
     if recorded["status"] == 401 or billing:
         assert failure.boundary is Boundary.PROVIDER_AUTH
+    elif failure.code == "INTERRUPTED":
+        assert failure.boundary is Boundary.PROTOCOL
     elif failure.retryable:
         assert failure.boundary is Boundary.PROVIDER_UNAVAILABLE
     assert failure.code.isascii()
@@ -144,10 +189,21 @@ def test_custom_tool_calls_have_no_argument_object() -> None:
         assert refused.value.code == "NOT_AN_OBJECT"
 
 
-def test_wire_reports_streams_and_other_formats_as_unsupported() -> None:
-    stream = shared("wire") / "anthropic-messages" / "one-call-stream-001.json"
-    shown = describe("f", json.loads(stream.read_text()))
-    assert shown == {"file": "f", "completion": None, "unsupported": "anthropic-messages (stream)"}
+def test_wire_reports_unknown_formats_as_unsupported() -> None:
+    shown = describe("f", {"api": "carrier-pigeon", "status": 200})
+    assert shown == {"file": "f", "completion": None, "unsupported": "carrier-pigeon"}
+
+
+def test_a_call_that_nobody_offered_is_not_for_dispatch() -> None:
+    """A real small model with its habits: calls written as text, and calls although tools were switched off."""
+    for name, recorded in exchanges(shared("workloads") / "recorded_llm" / "exchanges.jsonl"):
+        shown = describe(name, recorded)
+        if "unsupported" in shown:
+            continue
+        off = recorded["request"].get("tool_choice") == "none"
+        assert (shown["completion"] == CALLS) <= (recorded["turn"] == 1 or off)
+        assert all((call["arguments"] is None) == off for call in shown["calls"])
+        assert (recorded["status"] >= 400) == (shown["completion"] == FAILED)
 
 
 def test_cut_recorded_bodies_never_propose() -> None:

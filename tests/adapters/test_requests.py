@@ -129,7 +129,6 @@ def test_tool_choices(choice: ToolChoice, responses: Any, chat: Any) -> None:
         {"tool_choice": ToolChoice("named")},
         {"parameters": {"model": "other"}},
         {"parameters": {"tools": [{"type": "function", "name": "refund"}]}},
-        {"stream": True},
     ],
 )
 def test_what_cannot_be_sent_is_a_config_error(adapter: Adapter, change: dict[str, Any]) -> None:
