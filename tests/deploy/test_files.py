@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from examples.support.tools import TOOLS
 from executors.registry import ToolSpec
 from orchestrator.heartbeat import BEAT_SECONDS
 from orchestrator.hints import CORE_QUEUES
+from orchestrator.settings import Settings
 from policy.profile import Model
 from tests.deploy import compose
 from tests.shared import ROOT
@@ -229,8 +231,12 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _run(command: list[str], cwd: Path, env: dict[str, str]) -> None:
-    import os
-
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TURNQUEUE_", "VIRTUAL_ENV", "PYTHONPATH"))}
     done = subprocess.run(command, cwd=cwd, env=kept | env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_guide_names_every_setting() -> None:
+    guide = (ROOT / "docs" / "deploy.md").read_text()
+    for name in Settings.model_fields:
+        assert f"`{name.upper()}`" in guide, name
