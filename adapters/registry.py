@@ -1,11 +1,13 @@
 """The adapters by the name that a profile uses for its wire format."""
 
+from adapters.anthropic_messages import AnthropicMessages
 from adapters.base import Adapter
 from adapters.openai_chat import OpenAIChat
 from adapters.openai_responses import OpenAIResponses
 from orchestrator.domain.errors import ConfigError
 
-ADAPTERS: dict[str, Adapter] = {adapter.api: adapter for adapter in (OpenAIResponses(), OpenAIChat())}
+_ALL: tuple[Adapter, ...] = (OpenAIResponses(), OpenAIChat(), AnthropicMessages())
+ADAPTERS: dict[str, Adapter] = {adapter.api: adapter for adapter in _ALL}
 
 
 def adapter_for(api: str) -> Adapter:
