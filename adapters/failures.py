@@ -8,7 +8,7 @@ Provider text decides some of it but never gets into `Failure.code`. The codes:
     RATE_LIMITED TIMEOUT CONFLICT SERVER_ERROR OVERLOADED TRANSPORT
                                                            PROVIDER_UNAVAILABLE, retryable
     UNREADABLE_BODY INTERRUPTED                            PROTOCOL, retryable: a new request is a new sample
-    UNEXPECTED_SHAPE UNKNOWN_REASON UNKNOWN_ERROR UNSUPPORTED_CALL MODEL_OUTPUT_INVALID
+    UNEXPECTED_SHAPE UNKNOWN_REASON UNKNOWN_ERROR UNSUPPORTED_CALL SIGNATURE_MISSING MODEL_OUTPUT_INVALID REPLY_TOO_LARGE
                                                            PROTOCOL, not retryable
 
 `CONTEXT_LENGTH` is the request-side twin of TRUNCATED: the transcript no longer fits the model. MODEL_OUTPUT_INVALID is
@@ -40,7 +40,9 @@ _BILLING = frozenset(
     }
 )
 _TOO_LONG = frozenset({"context_length_exceeded", "too_many_prompt_tokens", "model_context_window_exceeded"})
-_CONTEXT_WORDS = re.compile(r"maximum context length|prompt is too long|context window", re.IGNORECASE)
+_CONTEXT_WORDS = re.compile(
+    r"maximum context length|prompt is too long|context window|input token count.{0,40} exceeds", re.IGNORECASE
+)
 _NEVER_FITS = re.compile(r"request too large", re.IGNORECASE)
 _TRY_AGAIN = re.compile(r"try again in (?:(\d{1,4})m(?!s))?(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s))?", re.IGNORECASE)
 _TOKEN = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")

@@ -8,7 +8,7 @@ from adapters.base import ToolDeclaration
 from orchestrator.domain.errors import ConfigError
 
 MAX_NAME = 64
-_FITS = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FITS = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # Gemini also wants a letter or "_" first
 _BAD = re.compile(r"[^A-Za-z0-9_-]+")
 _DIGEST = 10  # hex digits: 40 bits keep the names of one request apart
 
@@ -46,4 +46,7 @@ def wire_name(name: str) -> str:
     if _FITS.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
-    return f"{_BAD.sub('_', name)[: MAX_NAME - _DIGEST - 1]}_{digest}"
+    readable = _BAD.sub("_", name)
+    if not re.match("[A-Za-z_]", readable):
+        readable = f"_{readable}"
+    return f"{readable[: MAX_NAME - _DIGEST - 1]}_{digest}"

@@ -2,11 +2,19 @@
 
 from adapters.anthropic_messages import AnthropicMessages
 from adapters.base import Adapter
+from adapters.gemini_generate import GeminiGenerate
+from adapters.gemini_interactions import GeminiInteractions
 from adapters.openai_chat import OpenAIChat
 from adapters.openai_responses import OpenAIResponses
 from orchestrator.domain.errors import ConfigError
 
-_ALL: tuple[Adapter, ...] = (OpenAIResponses(), OpenAIChat(), AnthropicMessages())
+_ALL: tuple[Adapter, ...] = (
+    OpenAIResponses(),
+    OpenAIChat(),
+    AnthropicMessages(),
+    GeminiGenerate(),
+    GeminiInteractions(),
+)
 ADAPTERS: dict[str, Adapter] = {adapter.api: adapter for adapter in _ALL}
 
 
