@@ -4,7 +4,7 @@ import importlib
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from adapters.base import Progress
 from executors.http import shared_client
 from executors.registry import Registry
 from orchestrator.domain.errors import ConfigError
@@ -55,6 +56,8 @@ class App:
         self.database = Database(settings.require_database(), settings.pool_size)
         self.leases = LeaseKeeper(self.database, settings.lease_seconds)
         self._profiles: dict[str, Profile] = {}
+        # Shown what streams in, by operation id, on the thread of its turn; nothing is ever executed because of it.
+        self.observe: Callable[[str, Progress], None] | None = None
 
     @classmethod
     @contextmanager

@@ -9,8 +9,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import httpx
 import structlog
 import tenacity
 
@@ -63,6 +65,7 @@ class Asked:
     reply: Reply
     tries: int
     seconds: float
+    provider: str  # host that was asked
 
 
 def advance(app: App, operation_id: str | None) -> bool:
@@ -83,8 +86,9 @@ def advance(app: App, operation_id: str | None) -> bool:
 
 def _take_turn(app: App, operation: OperationRecord, lease: Lease) -> None:
     loaded = _load(app, operation)
-    if not transcripts.bindings_hold(loaded.operation, loaded.items, loaded.calls):
-        log.error("binding.mismatch")
+    mismatch = transcripts.binding_problem(loaded.operation, loaded.items, loaded.calls, loaded.actions)
+    if mismatch is not None:
+        log.error("binding.mismatch", problem=mismatch)
         _finish(app, operation, e.TurnFailed(Reason.INTERNAL))
         return
     reason = _exhausted(loaded)
@@ -144,10 +148,10 @@ def _finish(app: App, operation: OperationRecord, event: e.OperationEvent) -> No
     """End the operation without a reply, if its turn is still ours."""
 
     def work(connection: Any) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        held = operations.lock_leased(connection, operation.operation_id, operation.fence)
-        if held is not None:
-            engine.apply(unit, held, event, turn=held.turn - 1)  # this turn was claimed and not asked
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            held = operations.lock_leased(connection, operation.operation_id, operation.fence)
+            if held is not None:
+                engine.apply(unit, held, event, turn=held.turn - 1)  # this turn was claimed and not asked
         return unit.wakes
 
     app.publish(app.database.transact(work))
@@ -183,6 +187,7 @@ def _request(app: App, loaded: Loaded) -> ModelRequest:
         output_schema=loaded.profile.output_schema,
         server_state=model.server_state,
         previous_response_id=loaded.operation.last_response_id if model.server_state else None,
+        stream=model.stream,
     )
 
 
@@ -190,6 +195,8 @@ def _ask(app: App, loaded: Loaded, adapter: Adapter, request: ModelRequest, wire
     """Ask, and ask again in place while the failure is short and the lease is ours."""
     started = time.monotonic()
     left = (loaded.operation.deadline - loaded.operation.now).total_seconds()
+
+    observe = partial(app.observe, loaded.operation.operation_id) if app.observe else None
 
     def short_failure(reply: Reply) -> bool:
         failure = reply.failure
@@ -210,10 +217,15 @@ def _ask(app: App, loaded: Loaded, adapter: Adapter, request: ModelRequest, wire
             request,
             wire,
             max(0.1, min(loaded.profile.model.timeout, left - (time.monotonic() - started))),
+            idle_seconds=loaded.profile.model.idle_seconds,
+            observe=observe,
         )
     )
     tries = int(retrying.statistics.get("attempt_number", 1))
-    return Asked(adapter, request, digests.sha256_bytes(wire.body), reply, tries, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Asked(
+        adapter, request, digests.sha256_bytes(wire.body), reply, tries, seconds, httpx.URL(wire.url).netloc.decode()
+    )
 
 
 def _outcome(state: tenacity.RetryCallState) -> Reply:
@@ -250,12 +262,11 @@ def _record_proposals(app: App, loaded: Loaded, asked: Asked) -> None:
     )
 
     def work(connection: Any) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
-        if held is None:
-            return []
-        counted = replace(held, stale_turns=held.stale_turns + 1 if stale else 0)
-        recording.proposals(unit, loaded, counted, asked, verdicts, bench)
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
+            if held is not None:
+                counted = replace(held, stale_turns=held.stale_turns + 1 if stale else 0)
+                recording.proposals(unit, loaded, counted, asked, verdicts, bench)
         return unit.wakes
 
     wakes = app.database.transact(work)
@@ -273,10 +284,10 @@ def _record_other(app: App, loaded: Loaded, asked: Asked) -> None:
     event = _event(app, loaded, asked)
 
     def work(connection: Any) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
-        if held is not None:
-            recording.other(unit, loaded, held, asked, event)
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
+            if held is not None:
+                recording.other(unit, loaded, held, asked, event)
         return unit.wakes
 
     app.publish(app.database.transact(work))

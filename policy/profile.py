@@ -56,6 +56,8 @@ class Model(_Frozen):
     parameters: dict[str, Any] = Field(default_factory=dict)
     max_output_tokens: int | None = Field(default=None, ge=1)
     timeout: float = Field(default=120.0, gt=0, description="seconds for one request")
+    stream: bool = False
+    idle_seconds: float = Field(default=60.0, gt=0, description="the longest silence within a streamed reply")
     parallel_calls: bool = True
     server_state: bool = Field(default=False, description="continue by previous response id instead of resending")
     provider_tools_on_loss: Literal["ask_again", "stop"] = "ask_again"
