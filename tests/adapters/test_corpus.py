@@ -200,7 +200,7 @@ def test_a_call_that_nobody_offered_is_not_for_dispatch() -> None:
         shown = describe(name, recorded)
         if "unsupported" in shown:
             continue
-        off = recorded["request"].get("tool_choice") == "none"
+        off = model_request(recorded).tool_choice.mode == "none"
         assert (shown["completion"] == CALLS) <= (recorded["turn"] == 1 or off)
         assert all((call["arguments"] is None) == off for call in shown["calls"])
         assert (recorded["status"] >= 400) == (shown["completion"] == FAILED)
