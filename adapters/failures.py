@@ -8,7 +8,8 @@ Provider text decides some of it but never gets into `Failure.code`. The codes:
     RATE_LIMITED TIMEOUT CONFLICT SERVER_ERROR OVERLOADED TRANSPORT
                                                            PROVIDER_UNAVAILABLE, retryable
     UNREADABLE_BODY INTERRUPTED                            PROTOCOL, retryable: a new request is a new sample
-    UNEXPECTED_SHAPE UNKNOWN_REASON UNKNOWN_ERROR UNSUPPORTED_CALL SIGNATURE_MISSING MODEL_OUTPUT_INVALID REPLY_TOO_LARGE
+    UNEXPECTED_SHAPE UNKNOWN_REASON UNKNOWN_ERROR UNSUPPORTED_CALL SIGNATURE_MISSING MODEL_OUTPUT_INVALID
+    REPLY_TOO_LARGE
                                                            PROTOCOL, not retryable
 
 `CONTEXT_LENGTH` is the request-side twin of TRUNCATED: the transcript no longer fits the model. MODEL_OUTPUT_INVALID is

@@ -3,6 +3,7 @@
 The last event of a stream has the status but no steps, so the `step.*` events are the only content.
 """
 
+import re
 from typing import Any
 
 from adapters.base import Boundary, Completion, Failure, HttpResponse, ModelRequest, Progress, Reply, Usage
@@ -36,6 +37,8 @@ _RPC = (
     *("internal", "unavailable", "data_loss", "unauthenticated"),
 )
 _SAFETY = frozenset({"safety", "prohibited_content", "content_filter", "blocklist", "recitation", "spii"})
+# There is no code for it: a blocked output is a failed precondition that says so.
+_BLOCKED = re.compile(r"\b(safety|blocked|prohibited|policy)\b", re.IGNORECASE)
 _OURS = "function_call"
 
 
@@ -236,7 +239,7 @@ class _Found:
         self._texts = [object_text(step.get("arguments")) for step in self._earlier if _is_call(step)] + texts
         self._steps = self._with_ids([*self._earlier, *steps])
         self._error = interaction.get("error") or next(
-            (step["error"] for step in steps if step.get("type") == "model_output" and step.get("error")), None
+            (_named(step["error"]) for step in steps if step.get("type") == "model_output" and step.get("error")), None
         )
 
     def _with_ids(self, steps: list[JsonObject]) -> list[JsonObject]:
@@ -317,13 +320,20 @@ class _Found:
         return Completion.API_FAILURE, protocol_failure("UNKNOWN_REASON")
 
     def _failed(self, error: Any) -> tuple[Completion, Failure | None]:
-        """A code that names a filter is a refusal; a number says only which kind of failure it was."""
-        code = as_object(error).get("code")
-        if isinstance(code, str) and code.lower() in _SAFETY:
+        """What a filter stopped is a refusal, any other error a failure."""
+        facts = error_facts({"error": error})
+        kinds = {kind.lower() for kind in facts.kinds}
+        if kinds & _SAFETY or ("failed_precondition" in kinds and _BLOCKED.search(facts.message)):
             return Completion.REFUSAL, None
-        if isinstance(code, int) and not isinstance(code, bool) and 0 < code < len(_RPC):
-            error = {**error, "code": _RPC[code]}
         return Completion.API_FAILURE, in_band_failure(error, self._head.headers)
+
+
+def _named(error: Any) -> Any:
+    """A step's error with the name of its google.rpc code in place of the number, which is no HTTP status."""
+    code = as_object(error).get("code")
+    if isinstance(code, int) and not isinstance(code, bool) and 0 < code < len(_RPC):
+        return {**error, "code": _RPC[code]}
+    return error
 
 
 def _usage(usage: JsonObject) -> Usage:

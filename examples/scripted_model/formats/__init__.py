@@ -4,12 +4,15 @@ from collections.abc import Callable
 
 from examples.scripted_model.formats.anthropic import Messages
 from examples.scripted_model.formats.base import Asked, BadRequest, Format, Ids
+from examples.scripted_model.formats.gemini import Generate, Interactions
 from examples.scripted_model.formats.openai import Chat, Responses
 
 FORMATS: tuple[Callable[[Ids], Format], ...] = (
     Responses,
     Chat,
     Messages,
+    Generate,
+    Interactions,
 )
 
 
