@@ -42,8 +42,10 @@ _BILLING = frozenset(
 )
 _TOO_LONG = frozenset({"context_length_exceeded", "too_many_prompt_tokens", "model_context_window_exceeded"})
 _CONTEXT_WORDS = re.compile(
-    r"maximum context length|prompt is too long|context window|input token count.{0,40} exceeds", re.IGNORECASE
+    r"maximum context length|prompt is too long|context (?:window|limit)|input token count.{0,40} exceeds",
+    re.IGNORECASE,
 )
+_NO_CREDIT = re.compile(r"credit balance is too low|specified API usage limits", re.IGNORECASE)  # Anthropic's 400
 _NEVER_FITS = re.compile(r"request too large", re.IGNORECASE)
 _TRY_AGAIN = re.compile(r"try again in (?:(\d{1,4})m(?!s))?(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s))?", re.IGNORECASE)
 _TOKEN = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
@@ -185,7 +187,7 @@ def _bad_request(status: int, facts: ErrorFacts) -> tuple[Boundary, str, bool]:
         return Boundary.PROTOCOL, MODEL_OUTPUT_INVALID, False
     if "content_filter" in facts.kinds:
         return Boundary.PROVIDER_CONFIG, "CONTENT_FILTERED", False
-    if _BILLING.intersection(facts.kinds):
+    if _BILLING.intersection(facts.kinds) or (status == 400 and _NO_CREDIT.search(facts.message)):
         return Boundary.PROVIDER_AUTH, "BILLING", False
     if _TOO_LONG.intersection(facts.kinds) or (status == 400 and _CONTEXT_WORDS.search(facts.message)):
         return Boundary.PROVIDER_CONFIG, CONTEXT_LENGTH, False
