@@ -74,9 +74,9 @@ def _insert(connection: Connection, profile: Profile, request: Submission, envel
         return _existing(connection, request, request_sha256)
     row = {"operation_id": operation_id, "seq": 0, "turn": 0, "kind": "user", "body": {"text": request.input}}
     operations.insert_items(connection, [row])
-    unit = engine.Unit(connection, f"caller:{request.subject}")
     sender = envelope.sender if envelope else None
-    unit.audit(operation_id, "operation.submitted", request_sha256=request_sha256, sender=sender)
+    with engine.Unit(connection, f"caller:{request.subject}") as unit:
+        unit.audit(operation_id, "operation.submitted", request_sha256=request_sha256, sender=sender)
     if envelope:
         envelopes.consume(connection, envelope.sender, envelope.nonce, envelope.expires_at, operation_id)
     return Submitted(operation_id, created=True)
@@ -122,23 +122,23 @@ def _decide(app: App, approval_id: str, state: ApprovalState, by: str, reason: s
         raise UserError("BAD_FIELD", "by: name the person who decides")
 
     def work(connection: Connection) -> tuple[str, list[engine.Wake]]:
-        unit = engine.Unit(connection, f"approver:{by}")
-        known = approvals.load(connection, approval_id)
-        if known is None or (tenant is not None and known.tenant != tenant):
-            raise NotFound("UNKNOWN_APPROVAL", f"there is no approval {approval_id!r}")
-        operation = operations.lock(connection, known.operation_id)
-        action = actions.lock(connection, known.action_id)
-        decided = approvals.decide(connection, approval_id, state=state, by=by, reason=reason)
-        if decided is None:
-            raise Conflict("NOT_PENDING", _why_not(approvals.load(connection, approval_id), operation))
-        unit.audit(
-            known.operation_id, f"approval.{state.lower()}", approval_id, action_id=known.action_id,
-            digest=known.action_digest, by=by,
-        )  # fmt: skip
-        event: e.ActionEvent = e.Approved() if state is ApprovalState.APPROVED else e.Blocked("APPROVAL_DENIED")
-        settled = engine.save_action(unit, operation, action, event)
-        engine.progress(unit, replace(operation, open_calls=operation.open_calls - settled))
-        return known.action_id, unit.wakes
+        with engine.Unit(connection, f"approver:{by}") as unit:
+            known = approvals.load(connection, approval_id)
+            if known is None or (tenant is not None and known.tenant != tenant):
+                raise NotFound("UNKNOWN_APPROVAL", f"there is no approval {approval_id!r}")
+            operation = operations.lock(connection, known.operation_id)
+            action = actions.lock(connection, known.action_id)
+            decided = approvals.decide(connection, approval_id, state=state, by=by, reason=reason)
+            if decided is None:
+                raise Conflict("NOT_PENDING", _why_not(approvals.load(connection, approval_id), operation))
+            unit.audit(
+                known.operation_id, f"approval.{state.lower()}", approval_id, action_id=known.action_id,
+                digest=known.action_digest, by=by,
+            )  # fmt: skip
+            event: e.ActionEvent = e.Approved() if state is ApprovalState.APPROVED else e.Blocked("APPROVAL_DENIED")
+            settled = engine.save_action(unit, operation, action, event)
+            engine.progress(unit, replace(operation, open_calls=operation.open_calls - settled))
+            return known.action_id, unit.wakes
 
     action_id, wakes = app.database.transact(work)
     app.publish(wakes)
@@ -161,13 +161,13 @@ def cancel(app: App, operation_id: str, *, by: str = "caller", tenant: str | Non
     """
 
     def work(connection: Connection) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"caller:{by}")
-        _find(connection, operation_id, tenant)
-        operation = operations.lock(connection, operation_id)
-        if operation.state in TERMINAL:
-            raise Conflict("ALREADY_ENDED", f"{operation_id} is {operation.state} already")
-        unit.audit(operation_id, "operation.cancel_requested", by=by)
-        engine.apply(unit, operation, e.CancelRequested())
+        with engine.Unit(connection, f"caller:{by}") as unit:
+            _find(connection, operation_id, tenant)
+            operation = operations.lock(connection, operation_id)
+            if operation.state in TERMINAL:
+                raise Conflict("ALREADY_ENDED", f"{operation_id} is {operation.state} already")
+            unit.audit(operation_id, "operation.cancel_requested", by=by)
+            engine.apply(unit, operation, e.CancelRequested())
         return unit.wakes
 
     app.publish(app.database.transact(work))

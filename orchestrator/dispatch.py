@@ -33,7 +33,7 @@ from executors.run import (
     run_read,
     run_write,
 )
-from orchestrator import engine, recording
+from orchestrator import binding, engine, recording
 from orchestrator.app import App
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
@@ -142,40 +142,46 @@ def _record_read(app: App, row: dict[str, Any], outcome: ReadOutcome) -> None:
     if isinstance(outcome, Transient) and _try_again(app, row, outcome, spec):
         return
     record = _read_record(outcome)
-    whole, binding_sha256 = digests.bind(row["binding"], observation=record.observation.text, state=record.state)
+    half = binding.produced(row["binding"], spec if record.attempt is not AttemptState.NOT_SENT else None)
+    whole, binding_sha256 = digests.bind(half, observation=record.observation.text, state=record.state)
 
     def work(connection: Connection) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        ours = calls.settle(
-            connection,
-            call_key=row["call_key"],
-            fence=row["fence"],
-            state=record.state,
-            code=record.observation.code,
-            observation=record.observation.text,
-            is_error=record.observation.is_error,
-            binding=engine.dump(whole),
-            binding_sha256=binding_sha256,
-            attempt_state=record.attempt,
-            contacted=record.contacted,
-        )
-        if ours:
-            settle_read(unit, row, record.observation, record.state, record.contacted)
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            ours = calls.settle(
+                connection,
+                call_key=row["call_key"],
+                fence=row["fence"],
+                state=record.state,
+                code=record.observation.code,
+                observation=record.observation.text,
+                is_error=record.observation.is_error,
+                binding=engine.dump(whole),
+                binding_sha256=binding_sha256,
+                attempt_state=record.attempt,
+                contacted=record.contacted,
+            )
+            if ours:
+                settle_read(unit, row, record.observation, record.state, record.contacted, binding_sha256)
         return unit.wakes
 
     app.publish(app.database.transact(work))
 
 
 def settle_read(
-    unit: engine.Unit, row: dict[str, Any], observation: results.Observation, state: CallState, contacted: bool | None
+    unit: engine.Unit,
+    row: dict[str, Any],
+    observation: results.Observation,
+    state: CallState,
+    contacted: bool | None,
+    binding_sha256: str,
 ) -> None:
     """The turn's count after one read has its result; the last one moves the operation on. `row`: a claimed call."""
+    operation = operations.count_read(unit.connection, row["operation_id"], observation.size)  # takes the row's lock
     unit.audit(
         row["operation_id"], "call.settled", row["call_key"], tool=row["tool"], state=state, code=observation.code,
         attempts=row["attempts"], contacted=contacted,
-        result_sha256=digests.sha256_bytes(observation.text.encode()),
+        result_sha256=digests.sha256_bytes(observation.text.encode()), binding_sha256=binding_sha256,
     )  # fmt: skip
-    operation = operations.count_read(unit.connection, row["operation_id"], observation.size)
     if operation.state in TERMINAL:
         return
     if operation.held_reads:
@@ -260,18 +266,18 @@ def _start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
     objection = _objection_of_resource(spec, action, operation)
 
     def begin(connection: Connection) -> tuple[_StartedAction | None, list[engine.Wake], bool]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        held = operations.lock(connection, action.operation_id)
-        current = actions.lock(connection, action.action_id)
-        if current.state is not ActionState.READY or current.wake_at is None:
-            return None, [], False
-        code = objection or _objection(app, unit, spec, current, held)
-        if code is not None:
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            held = operations.lock(connection, action.operation_id)
+            current = actions.lock(connection, action.action_id)
+            if current.state is not ActionState.READY or current.wake_at is None:
+                return None, [], False
+            code = objection or _objection(app, unit, spec, current, held)
+            if code is None:
+                return _mark_started(app, unit, spec, current, held), unit.wakes, True
             approvals.close(connection, current.action_id, ApprovalState.REVOKED)
             settled = engine.save_action(unit, held, current, e.Blocked(code))
             engine.progress(unit, replace(held, open_calls=held.open_calls - settled))
             return None, unit.wakes, True
-        return _mark_started(app, unit, spec, current, held), unit.wakes, True
 
     failpoint("write.before_started")
     try:
@@ -305,7 +311,8 @@ def _mark_started(
     attempt_id, fence = taken
     unit.audit(
         action.operation_id, "action.started", action.action_id, tool=action.tool, key=action.idempotency_key,
-        digest=action.digest, attempt_id=attempt_id, attempt=action.attempts + 1,
+        arguments_sha256=action.arguments_sha256, digest=action.digest, attempt_id=attempt_id,
+        attempt=action.attempts + 1, contacted=False,
     )  # fmt: skip
     started = replace(
         action,
@@ -385,21 +392,22 @@ def _record_write(app: App, spec: ToolSpec, started: _StartedAction, outcome: Wr
     action = started.action
 
     def work(connection: Connection) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        held = operations.lock(connection, action.operation_id)
-        current = actions.lock(connection, action.action_id)
-        if current.fence != action.fence or current.state is not ActionState.STARTED:
-            # A zombie changes nothing; what it saw is kept as evidence for the operator.
-            unit.audit(
-                action.operation_id, "action.late_result", action.action_id, fence=action.fence,
-                outcome=type(outcome).__name__.lower(), reference=getattr(outcome, "reference", None),
-            )  # fmt: skip
-            return []
-        state, contacted = _ATTEMPT[type(outcome)]
-        code = getattr(outcome, "code", None)
-        actions.end_attempt(connection, action.action_id, state=state, code=code, contacted=contacted)
-        slots.free(connection, action.action_id)
-        apply_outcome(app, unit, spec, held, current, outcome)
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            held = operations.lock(connection, action.operation_id)
+            current = actions.lock(connection, action.action_id)
+            state, contacted = _ATTEMPT[type(outcome)]
+            if current.fence != action.fence or current.state is not ActionState.STARTED:
+                # A zombie changes nothing; what it saw is kept as evidence for the operator.
+                unit.audit(
+                    action.operation_id, "action.late_result", action.action_id, key=action.idempotency_key,
+                    fence=action.fence, outcome=type(outcome).__name__.lower(),
+                    reference=getattr(outcome, "reference", None), contacted=contacted,
+                )  # fmt: skip
+                return []
+            code = getattr(outcome, "code", None)
+            actions.end_attempt(connection, action.action_id, state=state, code=code, contacted=contacted)
+            slots.free(connection, action.action_id)
+            apply_outcome(app, unit, spec, held, current, outcome, contacted)
         return unit.wakes
 
     app.publish(app.database.transact(work))
@@ -412,10 +420,13 @@ def apply_outcome(
     operation: OperationRecord,
     action: ActionRecord,
     outcome: WriteOutcome | CheckOutcome,
+    contacted: bool | None,
 ) -> None:
     """Turn an outcome into the action's next state and its operation's. Both rows are locked."""
     event, observation, changes = _outcome_event(app, spec, operation, action, outcome)
-    settled = engine.save_action(unit, operation, action, event, observation=observation, **changes)
+    settled = engine.save_action(
+        unit, operation, action, event, observation=observation, contacted=contacted, **changes
+    )
     size = observation.size * settled if observation else 0
     engine.progress(
         unit,
@@ -493,15 +504,16 @@ def _ask_downstream(app: App, spec: ToolSpec, operation: OperationRecord, action
 
 def _record_check(app: App, spec: ToolSpec, action: ActionRecord, outcome: CheckOutcome) -> None:
     def work(connection: Connection) -> list[engine.Wake]:
-        unit = engine.Unit(connection, f"worker:{app.worker}")
-        held = operations.lock(connection, action.operation_id)
-        current = actions.lock(connection, action.action_id)
-        if current.fence == action.fence and current.state is action.state:
-            unit.audit(
-                action.operation_id, "action.checked", action.action_id, key=action.idempotency_key,
-                check=action.checks, outcome=type(outcome).__name__.lower(), contacted=spec.reconcile is not None,
-            )  # fmt: skip
-            apply_outcome(app, unit, spec, held, current, outcome)
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            held = operations.lock(connection, action.operation_id)
+            current = actions.lock(connection, action.action_id)
+            if current.fence == action.fence and current.state is action.state:
+                contacted = spec.reconcile is not None
+                unit.audit(
+                    action.operation_id, "action.checked", action.action_id, key=action.idempotency_key,
+                    check=action.checks, outcome=type(outcome).__name__.lower(), contacted=contacted,
+                )  # fmt: skip
+                apply_outcome(app, unit, spec, held, current, outcome, contacted)
         return unit.wakes
 
     app.publish(app.database.transact(work))

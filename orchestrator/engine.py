@@ -5,12 +5,13 @@ Everything here runs with the operation's row locked. Lock order everywhere: ope
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from sqlalchemy import Connection, func
 
 from executors import results
-from orchestrator import fanout
+from orchestrator import binding, fanout
 from orchestrator.domain import action as action_machine
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
@@ -36,14 +37,33 @@ class Wake:
 
 @dataclass(slots=True)
 class Unit:
-    """One transaction's work in progress. `actor` goes into the audit."""
+    """One transaction's work in progress. `actor` goes into the audit.
+
+    In a `with` block, which should be the transaction's last, entries of the audit are written together at its end,
+    with one statement. The row of each audited operation must be locked by then.
+    """
 
     connection: Connection
     actor: str
     wakes: list[Wake] = field(default_factory=list)
+    _entries: list[audit.Entry] | None = None  # None outside of a block: each entry is written at once
+
+    def __enter__(self) -> Self:
+        self._entries = []
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        entries, self._entries = self._entries, None
+        if kind is None and entries:
+            audit.append(self.connection, entries)
 
     def audit(self, operation_id: str, kind: str, subject_id: str | None = None, **body: Any) -> None:
-        audit.append(self.connection, audit.Entry(operation_id, kind, self.actor, subject_id, body))
+        """Record a fact; `body` holds text, integers, booleans, nulls, lists and objects, redacted."""
+        entry = audit.Entry(operation_id, kind, self.actor, subject_id, body)
+        if self._entries is None:
+            audit.append(self.connection, [entry])
+        else:
+            self._entries.append(entry)
 
     def wake_rows(self, rows: Sequence[tuple[str, str, str]]) -> None:
         self.wakes.extend(Wake(queue, row_id, tool) for row_id, tool, queue in rows)
@@ -174,10 +194,12 @@ def save_action(
     event: e.ActionEvent,
     *,
     observation: results.Observation | None = None,
+    contacted: bool | None = False,
     **changes: Any,
 ) -> int:
     """Put the event to the action machine, save, and give its waiting calls their result once it is final.
 
+    `contacted`: whether the external system was, for what this event tells; None where that is not known.
     Returns how many calls were settled; 0 also when the event was out of place or another worker was first. The
     caller then calls `progress` with the operation's open count lowered by that number.
     """
@@ -206,11 +228,16 @@ def save_action(
         return 0
     unit.audit(
         action.operation_id, f"action.{decision.state.lower()}", action.action_id, tool=action.tool,
-        key=action.idempotency_key, code=changes.get("code"), evidence=changes.get("evidence"),
+        key=action.idempotency_key, arguments_sha256=action.arguments_sha256, code=changes.get("code"),
+        evidence=_words(changes.get("evidence")), contacted=contacted, external_ref=changes.get("external_ref"),
     )  # fmt: skip
     if observation is None or not final:
         return 0
     return settle_waiting(unit, replace(action, state=decision.state), observation)
+
+
+def _words(evidence: str | None) -> str | None:
+    return None if evidence is None else results.clean(evidence)
 
 
 def _observation(state: ActionState, code: str) -> results.Observation:
@@ -234,8 +261,9 @@ def settle_waiting(unit: Unit, action: ActionRecord, observation: results.Observ
 
 def settle_call(unit: Unit, call: CallRecord, state: CallState, observation: results.Observation) -> bool:
     """Give a call that no worker is running its one result, bound to its request."""
-    whole, binding_sha256 = digests.bind(call.binding or {}, observation=observation.text, state=state)
-    return calls.settle_waiting(
+    half = binding.produced(call.binding or {}, None)
+    whole, binding_sha256 = digests.bind(half, observation=observation.text, state=state)
+    settled = calls.settle_waiting(
         unit.connection,
         call_key=call.call_key,
         state=state,
@@ -245,6 +273,13 @@ def settle_call(unit: Unit, call: CallRecord, state: CallState, observation: res
         binding=dump(whole),
         binding_sha256=binding_sha256,
     )
+    if settled:
+        unit.audit(
+            call.operation_id, "call.settled", call.call_key, tool=call.tool, state=state, code=observation.code,
+            action_id=call.action_id, duplicate=call.duplicate, result_sha256=whole["result_sha256"],
+            binding_sha256=binding_sha256,
+        )  # fmt: skip
+    return settled
 
 
 def dump(value: Any) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.base import Reply, Usage
 from executors import results
+from executors.contract import redacted
 from executors.registry import ToolSpec
-from orchestrator import engine, transcripts
+from orchestrator import binding, engine, transcripts
 from orchestrator.domain import action as action_machine
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
@@ -109,6 +110,7 @@ class _Rows:
     calls: list[dict[str, Any]] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)
     approvals: list[dict[str, Any]] = field(default_factory=list)
+    audited: list[dict[str, Any]] = field(default_factory=list)
     wakes: list[engine.Wake] = field(default_factory=list)
     reads: int = 0
     waiting: int = 0
@@ -134,7 +136,7 @@ def proposals(
     unit.wakes.extend(rows.wakes)
     unit.audit(
         held.operation_id, "turn.proposed", turn=held.turn, response_id=asked.reply.response_id,
-        request_sha256=asked.request_sha256, calls=[_audited(r) for r in rows.calls],
+        request_sha256=asked.request_sha256, calls=rows.audited,
     )  # fmt: skip
     judging = replace(
         held,
@@ -158,15 +160,19 @@ def proposals(
     )
 
 
-def _audited(row: dict[str, Any]) -> dict[str, Any]:
+def _audited(row: dict[str, Any], spec: ToolSpec | None, key: str | None) -> dict[str, Any]:
     """A proposal as the audit keeps it: digests instead of arguments, and whether anybody was contacted (no)."""
     kept = ("call_key", "call_id", "tool", "arguments_sha256", "action_id", "duplicate", "state", "code")
-    return {name: row[name] for name in kept} | {"contacted": False}
+    return {name: row[name] for name in kept} | {
+        "arguments": redacted(spec, row["arguments"]), "key": key, "binding_sha256": row["binding_sha256"],
+        "contacted": False,
+    }  # fmt: skip
 
 
 def _rows(loaded: "Loaded", held: OperationRecord, asked: "Asked", verdicts: Sequence[Judged]) -> _Rows:
     rows = _Rows()
     known = {action.action_id: action for action in loaded.actions}
+    keys: dict[str | None, str] = {action.action_id: action.idempotency_key for action in loaded.actions}
     coming: dict[str, dict[str, Any]] = {}
     for position, judged in enumerate(verdicts):
         row = _call_row(held, position, asked.reply, judged)
@@ -179,6 +185,7 @@ def _rows(loaded: "Loaded", held: OperationRecord, asked: "Asked", verdicts: Seq
             case Act(spec, _, _, _, _, _, ask):
                 action = _action_row(held, position, judged, judged.verdict)
                 coming[coming_id(position)] = action
+                keys[action["action_id"]] = action["idempotency_key"]
                 rows.actions.append(action)
                 if ask is not None:
                     rows.approvals.append(_approval_row(held, action, spec, ask.reason))
@@ -188,14 +195,20 @@ def _rows(loaded: "Loaded", held: OperationRecord, asked: "Asked", verdicts: Seq
                 if action_id in coming:
                     action_id = coming[action_id]["action_id"]
                 _repeat(rows, row, action_id, known.get(action_id))
-        _bind(loaded, held, asked, row, judged)
+        key = keys.get(row["action_id"])
+        _bind(loaded, held, asked, row, judged, key)
         rows.calls.append(row)
+        rows.audited.append(_audited(row, _spec(judged), key))
     return rows
+
+
+def _spec(judged: Judged) -> ToolSpec | None:
+    return None if isinstance(judged.verdict, Refuse) else judged.verdict.spec
 
 
 def _call_row(held: OperationRecord, position: int, reply: Reply, judged: Judged) -> dict[str, Any]:
     verdict = judged.verdict
-    spec: ToolSpec | None = None if isinstance(verdict, Refuse) else verdict.spec
+    spec = _spec(judged)
     return {
         "call_key": new_id("call"),
         "operation_id": held.operation_id,
@@ -248,30 +261,16 @@ def _result(row: dict[str, Any], observation: results.Observation) -> None:
     row |= {"observation": observation.text, "is_error": observation.is_error, "code": observation.code}
 
 
-def _bind(loaded: "Loaded", held: OperationRecord, asked: "Asked", row: dict[str, Any], judged: Judged) -> None:
-    half = digests.request_binding(
-        operation={
-            "operation_id": held.operation_id,
-            "tenant": held.tenant,
-            "subject": held.subject,
-            "revision": held.revision,
-            "profile_digest": held.profile_digest,
-        },
-        request={
-            "api": asked.adapter.api,
-            "model": asked.request.model,
-            "adapter_revision": asked.adapter.revision,
-            "request_sha256": asked.request_sha256,
-            "response_id": asked.reply.response_id,
-        },
-        call={
-            name: row[name] for name in ("call_id", "tool", "tool_version", "effect", "arguments_sha256", "action_id")
-        },
-        policy_version=judged.verdict.policy_version if isinstance(judged.verdict, Act) else loaded.profile.digest[:32],
-    )
+def _bind(
+    loaded: "Loaded", held: OperationRecord, asked: "Asked", row: dict[str, Any], judged: Judged, key: str | None
+) -> None:
+    version = judged.verdict.policy_version if isinstance(judged.verdict, Act) else loaded.profile.digest[:32]
+    half = binding.request_half(held, asked, row | {"idempotency_key": key}, _spec(judged), version)
     row["binding"] = half
     if row["observation"] is not None:
-        row["binding"], row["binding_sha256"] = digests.bind(half, observation=row["observation"], state=row["state"])
+        row["binding"], row["binding_sha256"] = digests.bind(
+            binding.produced(half, None), observation=row["observation"], state=row["state"]
+        )
         row["settled_at"] = loaded.operation.now
 
 

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection, text
 
 from executors import results
-from orchestrator import dispatch, engine
+from orchestrator import binding, dispatch, engine
 from orchestrator.app import App
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
@@ -69,8 +69,8 @@ def _unit_of_work(app: App, work: Callable[[engine.Unit], bool]) -> bool:
     """Run one repair in its own transaction and publish what it made due."""
 
     def transaction(connection: Connection) -> tuple[bool, list[engine.Wake]]:
-        unit = engine.Unit(connection, "sweeper")
-        return work(unit), unit.wakes
+        with engine.Unit(connection, "sweeper") as unit:
+            return work(unit), unit.wakes
 
     changed, wakes = app.database.transact(transaction)
     app.publish(wakes)
@@ -121,7 +121,8 @@ def _lost_read(app: App, call: CallRecord) -> bool:
             delay = backoff(call.attempts).total_seconds() / 2
             return calls.try_again(unit.connection, free_slot=False, delay=delay, **ended)
         observation = results.error("failed", "WORKER_LOST")
-        whole, digest = digests.bind(call.binding or {}, observation=observation.text, state=CallState.FAILED)
+        half = binding.produced(call.binding or {}, None)
+        whole, digest = digests.bind(half, observation=observation.text, state=CallState.FAILED)
         settled = calls.settle(
             unit.connection, state=CallState.FAILED, observation=observation.text, is_error=True,
             binding=engine.dump(whole), binding_sha256=digest, **ended,
@@ -131,7 +132,7 @@ def _lost_read(app: App, call: CallRecord) -> bool:
                 "operation_id": call.operation_id, "call_key": call.call_key, "tool": call.tool,
                 "attempts": call.attempts,
             }  # fmt: skip
-            dispatch.settle_read(unit, row, observation, CallState.FAILED, None)
+            dispatch.settle_read(unit, row, observation, CallState.FAILED, None, digest)
         return settled
 
     return _unit_of_work(app, work)
@@ -160,7 +161,7 @@ def _lost_write(app: App, action: ActionRecord) -> bool:
             unit.connection, action.action_id, state=AttemptState.LOST, code="WORKER_LOST", contacted=None
         )
         event = e.OutcomeLost(dispatch.next_check(app, spec, current, held.now))
-        settled = engine.save_action(unit, held, current, event, evidence="WORKER_LOST")
+        settled = engine.save_action(unit, held, current, event, contacted=None, evidence="WORKER_LOST")
         engine.progress(unit, replace(held, open_calls=held.open_calls - settled))
         return True
 

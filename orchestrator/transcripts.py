@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -10,10 +11,11 @@ import jsonschema
 from adapters.arguments import ArgumentError, parse_arguments
 from adapters.base import Reply, ToolChoice, ToolDeclaration
 from executors.registry import Registry
+from orchestrator import binding
 from orchestrator.domain import digests
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import ModelReply, Notice, Observation, TranscriptItem, UserText
-from store.records import CallRecord, OperationRecord
+from store.records import ActionRecord, CallRecord, OperationRecord
 
 AUTO = ToolChoice("auto")
 NO_TOOLS = ToolChoice("none")
@@ -64,47 +66,49 @@ def reply_body(api: str, reply: Reply) -> dict[str, Any]:
     }
 
 
-def bindings_hold(operation: OperationRecord, items: Sequence[Mapping[str, Any]], calls: Sequence[CallRecord]) -> bool:
+def bindings_hold(
+    operation: OperationRecord,
+    items: Sequence[Mapping[str, Any]],
+    calls: Sequence[CallRecord],
+    actions: Sequence[ActionRecord] = (),
+) -> bool:
     """Recompute every binding that goes back to the model: each proposed call has one result, and it is its own.
 
     Missing, additional, swapped or altered results are refused before the next request.
     """
-    return _as_proposed(items, calls) and all(_binding_holds(operation, call) for call in calls)
+    return binding_problem(operation, items, calls, actions) is None
 
 
-def _as_proposed(items: Sequence[Mapping[str, Any]], calls: Sequence[CallRecord]) -> bool:
-    """Whether the calls are exactly the ones that the stored replies propose, in their order."""
-    proposed = [
-        (item["turn"], call["call_id"], call["name"])
-        for item in items
-        if item["kind"] == "reply"
-        for call in item["body"]["calls"]
-    ]
-    return proposed == [(call.turn, call.call_id, call.tool) for call in calls]
+def binding_problem(
+    operation: OperationRecord,
+    items: Sequence[Mapping[str, Any]],
+    calls: Sequence[CallRecord],
+    actions: Sequence[ActionRecord] = (),
+) -> str | None:
+    """What is wrong with the results of an operation, for the log; None: nothing."""
+    proposed = [(item, call) for item in items if item["kind"] == "reply" for call in item["body"]["calls"]]
+    asked = [(item["turn"], item["body"]["response_id"], call["call_id"], call["name"]) for item, call in proposed]
+    if asked != [(call.turn, call.response_id, call.call_id, call.tool) for call in calls]:
+        return "the results are not those of the calls that the replies propose"
+    keys = {action.action_id: action.idempotency_key for action in actions}
+    whole = {"operation_id": operation.operation_id, "tenant": operation.tenant, "subject": operation.subject}
+    whole["profile_digest"] = operation.profile_digest
+    for call, (item, said) in zip(calls, proposed, strict=True):
+        found = _call_problem(whole, call, keys.get(call.action_id or ""), item["body"]["api"], said["arguments_text"])
+        if found is not None:
+            return f"{call.call_key}: {found}"
+    return None
 
 
-def _binding_holds(operation: OperationRecord, call: CallRecord) -> bool:
-    if call.binding is None or call.observation is None:
-        return False
-    expected = {
-        "operation_id": operation.operation_id,
-        "tenant": operation.tenant,
-        "subject": operation.subject,
-        "profile_digest": operation.profile_digest,
-        "response_id": call.response_id,
-        "call_id": call.call_id,
-        "tool": call.tool,
-        "tool_version": call.tool_version,
-        "arguments_sha256": call.arguments_sha256,
-        "action_id": call.action_id,
-        "result_sha256": digests.sha256_bytes(call.observation.encode()),
-        "result_state": call.state,
-    }
-    bound = call.binding
-    return (
-        all(bound.get(name) == value for name, value in expected.items())
-        and digests.sha256("binding-v1", bound) == call.binding_sha256
-    )
+def _call_problem(
+    operation: Mapping[str, Any], call: CallRecord, key: str | None, api: str, arguments_text: str
+) -> str | None:
+    if call.observation is None:
+        return "result is missing"
+    expected = binding.facts(operation, asdict(call), key, {"api": api})
+    if call.arguments is None:
+        expected["arguments_sha256"] = digests.sha256_bytes(arguments_text.encode(errors="surrogatepass"))
+    return binding.problem(call.binding, call.binding_sha256, expected)
 
 
 def declaration(registry: Registry, name: str) -> ToolDeclaration:

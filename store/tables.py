@@ -339,12 +339,18 @@ audit = Table(
     metadata,
     Column("audit_id", BigInteger, Identity(), primary_key=True),
     Column("operation_id", Text, ForeignKey("operations.operation_id"), nullable=False),
+    Column("seq", Integer, nullable=False),  # place in the operation's chain, from 1
+    Column("tenant", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("subject_id", Text, nullable=True),  # call_key, action_id or approval_id
     Column("actor", Text, nullable=False),
     Column("body", JSONB, nullable=False),
-    _time("at", nullable=False, now=True),
-    Index("ix_audit_operation", "operation_id", "audit_id"),
+    _time("at", nullable=False),
+    Column("entry_sha256", Text, nullable=False),  # see orchestrator.domain.chain
+    Column("prev_sha256", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    UniqueConstraint("operation_id", "seq"),
+    CheckConstraint("seq >= 1", name="seq"),
 )
 
 envelopes = Table(
@@ -370,6 +376,8 @@ TRIGGERS = (
     "FOR EACH ROW EXECUTE FUNCTION turnqueue_append_only()",
     "CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE ON audit "
     "FOR EACH ROW EXECUTE FUNCTION turnqueue_append_only()",
+    "CREATE TRIGGER audit_no_truncate BEFORE TRUNCATE ON audit "
+    "FOR EACH STATEMENT EXECUTE FUNCTION turnqueue_append_only()",
     "CREATE TRIGGER calls_one_result BEFORE UPDATE ON calls FOR EACH ROW WHEN (OLD.settled_at IS NOT NULL) "
     "EXECUTE FUNCTION turnqueue_append_only()",
     "CREATE TRIGGER operations_end_once BEFORE UPDATE OF state, reason, ended_at ON operations FOR EACH ROW "

@@ -15,6 +15,24 @@ def canonical(value: Any) -> bytes:
         raise ValueError(str(error)) from None
 
 
+def stored(value: Any) -> Any:
+    """JSON that came from the database, with its numbers as they went in.
+
+    PostgreSQL writes 1e21 as digits, which reads as an integer that has no canonical form; integers of that size were
+    refused before they were stored, so it was a float.
+    """
+    if isinstance(value, Mapping):
+        return {name: stored(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [stored(inner) for inner in value]
+    if isinstance(value, int) and abs(value) >= 2**53:
+        try:
+            return float(value)
+        except OverflowError:
+            return value
+    return value
+
+
 def sha256(domain: str, value: Any) -> str:
     """Hex digest of `value` under `domain`, so that a digest of one kind never passes for another."""
     return hashlib.sha256(domain.encode() + b"\0" + canonical(value)).hexdigest()
@@ -59,7 +77,7 @@ def action_digest(
             "revision": revision,
             "tool": tool,
             "tool_version": tool_version,
-            "arguments": dict(arguments),
+            "arguments": stored(arguments),
             "idempotency_key": idempotency_key,
             "policy_version": policy_version,
             "resource_version": resource_version,
@@ -76,7 +94,7 @@ def request_binding(
 ) -> dict[str, Any]:
     """The half of a binding that is known when the call is recorded: who asked whom for what, under which rules.
 
-    `operation` has operation_id, tenant, subject, revision, profile_digest; `request` has api, model,
+    `operation` has operation_id, tenant, subject, revision, profile_digest; `request` has provider, api, model,
     adapter_revision, request_sha256, response_id; `call` has call_id, tool, tool_version, effect, arguments_sha256,
     action_id, idempotency_key.
     """

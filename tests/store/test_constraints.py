@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from store import actions, operations
+from store import audit
 from tests.store.rows import Rows
 
 APPEND_ONLY = "is append-only"
@@ -15,12 +16,15 @@ NOW = "clock_timestamp()"
 def test_items_and_audit_are_append_only(rows: Rows) -> None:
     operation = rows.operation()
     rows.sql("INSERT INTO items (operation_id, seq, turn, kind, body) VALUES (:o, 0, 0, 'user', '{}')", o=operation)
-    rows.sql("INSERT INTO audit (operation_id, kind, actor, body) VALUES (:o, 'k', 'a', '{}')", o=operation)
+    with rows.database.transaction() as connection:
+        audit.append(connection, [audit.Entry(operation, "k", "a")])
     for statement in (
         "UPDATE items SET body = '[]'", "DELETE FROM items", "UPDATE audit SET actor = 'b'", "DELETE FROM audit",
     ):  # fmt: skip
         with pytest.raises(DBAPIError, match=APPEND_ONLY):
             rows.sql(f"{statement} WHERE operation_id = :o", o=operation)
+    with pytest.raises(DBAPIError, match=APPEND_ONLY):
+        rows.sql("TRUNCATE audit")
 
 
 def test_a_settled_call_keeps_its_result(rows: Rows) -> None:

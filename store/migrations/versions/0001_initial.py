@@ -186,15 +186,21 @@ def upgrade() -> None:
         "audit",
         sa.Column("audit_id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
         sa.Column("operation_id", sa.Text(), nullable=False),
+        sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("subject_id", sa.Text(), nullable=True),
         sa.Column("actor", sa.Text(), nullable=False),
         sa.Column("body", postgresql.JSONB(), nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("entry_sha256", sa.Text(), nullable=False),
+        sa.Column("prev_sha256", sa.Text(), nullable=False),
+        sa.Column("sha256", sa.Text(), nullable=False),
+        sa.CheckConstraint("seq >= 1", name=op.f("ck_audit_seq")),
         sa.ForeignKeyConstraint(["operation_id"], ["operations.operation_id"], name=op.f("fk_audit_operation_id")),
         sa.PrimaryKeyConstraint("audit_id", name=op.f("pk_audit")),
+        sa.UniqueConstraint("operation_id", "seq", name=op.f("uq_audit_operation_id_seq")),
     )
-    op.create_index("ix_audit_operation", "audit", ["operation_id", "audit_id"], unique=False)
     op.create_table(
         "envelopes",
         sa.Column("sender", sa.Text(), nullable=False),
@@ -409,6 +415,9 @@ def upgrade() -> None:
     )
     op.execute(
         """CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE ON audit FOR EACH ROW EXECUTE FUNCTION turnqueue_append_only()"""
+    )
+    op.execute(
+        """CREATE TRIGGER audit_no_truncate BEFORE TRUNCATE ON audit FOR EACH STATEMENT EXECUTE FUNCTION turnqueue_append_only()"""
     )
     op.execute(
         """CREATE TRIGGER calls_one_result BEFORE UPDATE ON calls FOR EACH ROW WHEN (OLD.settled_at IS NOT NULL) EXECUTE FUNCTION turnqueue_append_only()"""
