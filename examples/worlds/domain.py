@@ -83,11 +83,14 @@ class Domain:
             name=self.variable("MODEL") or "scripted",
             base_url=f"${self.name.upper()}_MODEL_URL",
             api_key_env=self.variable("API_KEY_ENV"),
+            stream=self.variable("STREAM") == "1",
         )
 
-    def environment(self, *, database_url: str, model_url: str, provider: str) -> dict[str, str]:
+    def environment(self, *, database_url: str, model_url: str, provider: str, stream: bool = False) -> dict[str, str]:
         """What the processes of a replay need to reach the records and the model; nobody is there to approve."""
         values = {"DATABASE_URL": database_url, "MODEL_URL": model_url, "API": provider, "APPROVALS": "0"}
+        if stream:
+            values["STREAM"] = "1"
         return {f"{self.name.upper()}_{name}": value for name, value in values.items()}
 
     def open(self, database_url: str) -> Store:

@@ -1,6 +1,6 @@
 """Replay a workload folder through real servers and workers, and check everything that it says.
 
-    python -m tests.replay DIR [--volume] [--provider NAME] [--workers N] [--json]
+    python -m tests.replay DIR [--volume] [--provider NAME] [--stream] [--workers N] [--json]
 
 Exit code 0 only when every task, batch, error case and authorization case came out right and no effect happened twice;
 2 where it could not be replayed.
@@ -31,6 +31,7 @@ class Options:
     folder: Path
     volume: bool
     provider: str
+    stream: bool
     workers: int
     in_flight: int
     json: bool
@@ -42,6 +43,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("folder", type=Path, metavar="DIR", help="a workload folder, such as .../workloads/tau_retail")
     parser.add_argument("--volume", action="store_true", help="also the large set of writes, and its batch")
     parser.add_argument("--provider", default="openai-responses", metavar="NAME", help="adapter (default %(default)s)")
+    parser.add_argument("--stream", action="store_true", help="ask the model for streams")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes per kind (default %(default)s)")
     parser.add_argument(
         "--in-flight", type=int, default=32, metavar="N", help="operations at once, default %(default)s"
@@ -62,7 +64,9 @@ def load(folder: Path) -> tuple[Workload, Domain]:
 
 def replay(options: Options, workload: Workload, about: Domain, console: Console) -> Report:
     """Start everything, run it, stop everything. Raises TurnqueueError where something does not start."""
-    with launch(about, provider=options.provider, workers=options.workers, keep=options.keep) as running:
+    with launch(
+        about, provider=options.provider, stream=options.stream, workers=options.workers, keep=options.keep
+    ) as running:
         if options.keep:
             console.print(f"logs: {running.home / 'logs'}", markup=False)
         running.records.seed(workload.state())

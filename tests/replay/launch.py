@@ -29,11 +29,14 @@ class Running:
 
 
 @contextmanager
-def launch(about: Domain, *, provider: str, workers: int = 1, keep: bool = False) -> Iterator[Running]:
+def launch(
+    about: Domain, *, provider: str, stream: bool = False, workers: int = 1, keep: bool = False
+) -> Iterator[Running]:
     """Start everything and wait until it is ready. `keep` leaves data and logs in `home`."""
     with _servers(keep) as servers, ScriptedModel.start() as model:
+        model_url = _model_url(model, provider)
         tools = about.environment(
-            database_url=servers.database_url, model_url=_model_url(model, provider), provider=provider
+            database_url=servers.database_url, model_url=model_url, provider=provider, stream=stream
         )
         env = {**tools, "TURNQUEUE_QUEUE_PREFIX": f"replay-{uuid.uuid4().hex[:8]}:"}
         with (
