@@ -22,7 +22,17 @@ from policy.base import Allow, Ask, Deny, Principal
 from policy.profile import Profile
 
 # Rejections after which the same intent may be proposed again: they say "not now", not "no".
-_NOT_NOW = frozenset({"EARLIER_WRITE_NOT_DONE", "APPROVAL_EXPIRED", "RESOURCE_CHANGED", "POLICY_CHANGED"})
+_NOT_NOW = frozenset(
+    {
+        "EARLIER_WRITE_NOT_DONE",
+        "APPROVAL_EXPIRED",
+        "APPROVAL_INVALID",
+        "RESOURCE_CHANGED",
+        "POLICY_CHANGED",
+        "POLICY_UNAVAILABLE",
+        "AUTHORIZATION_UNAVAILABLE",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens to one request. `effect`: applied before anything else goes wrong; `hang`: no answer."""
+    """What happens to one request. `effect`: applied before anything else goes wrong.
+
+    `hang`: no answer at all; `wait`: the answer comes once the test sets `released`.
+    """
 
     status: int = 200
     body: bytes = b'{"id":"r-1","text":"done"}'
@@ -29,6 +32,7 @@ class Plan:
     cut: bool = False
     half: bool = False
     hang: bool = False
+    wait: bool = False
 
 
 @dataclass
@@ -83,10 +87,9 @@ def _serve(server: Downstream, connection: socket.socket) -> None:
         plan = server.plans.popleft() if server.plans else Plan()
         if plan.effect and request.method != "GET":
             server.effects.append(request)
-        if plan.hang:
-            server.released.wait()
-            return
-        if plan.cut:
+        if plan.hang or plan.wait:
+            server.released.wait(60)
+        if plan.hang or plan.cut:
             return
         head = (f"HTTP/1.1 {plan.status} -", "Connection: close", f"Content-Length: {len(plan.body)}", *plan.headers)
         data = "\r\n".join((*head, "", "")).encode() + plan.body

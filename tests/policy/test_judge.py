@@ -302,6 +302,9 @@ def test_the_same_intent_with_other_arguments_is_a_conflict(bench: BenchOf) -> N
         (ActionState.REJECTED, "APPROVAL_EXPIRED"),
         (ActionState.REJECTED, "RESOURCE_CHANGED"),
         (ActionState.REJECTED, "POLICY_CHANGED"),
+        (ActionState.REJECTED, "APPROVAL_INVALID"),  # approved, and expired before it could start
+        (ActionState.REJECTED, "POLICY_UNAVAILABLE"),
+        (ActionState.REJECTED, "AUTHORIZATION_UNAVAILABLE"),
     ],
 )
 @pytest.mark.parametrize("cents", [0, 2])
