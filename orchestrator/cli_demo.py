@@ -8,7 +8,7 @@ from typing import Any
 
 from embedded.stack import exit_on_sigterm
 from examples.support import scenario
-from orchestrator import cli_example, cli_render, commands, local
+from orchestrator import cli_example, cli_render, cli_target, commands, local
 from orchestrator.app import App
 from orchestrator.cli_report import Exit, UsageError, print_json, say, terminal
 from orchestrator.cli_verbs import POLL_SECONDS, os_user, progress, quiet_logs, wait_for_end
@@ -17,7 +17,7 @@ from orchestrator.settings import PREFIX
 from orchestrator.views import ApprovalView, OperationView
 
 # A crash of the demo is repaired while people watch; the queues are its own, beside whatever else uses the broker.
-SETTINGS = {f"{PREFIX}LEASE_SECONDS": "3", f"{PREFIX}SWEEP_SECONDS": "1", local.QUEUE_PREFIX: "turnqueue-demo:"}
+SETTINGS = {f"{PREFIX}LEASE_SECONDS": "3", f"{PREFIX}SWEEP_SECONDS": "1", cli_target.QUEUE_PREFIX: "turnqueue-demo:"}
 DATABASE = "turnqueue_demo"  # not where `up` keeps its operations: the demo's workers do not know their tools
 STUCK_SECONDS = 120.0
 SHOWN = ("kind", "order_id", "amount_cents", "key", "at")

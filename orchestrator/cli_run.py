@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embedded.stack import exit_on_sigterm
-from orchestrator import cli_example, cli_render, commands, local
+from orchestrator import cli_example, cli_render, cli_target, commands, local
 from orchestrator.app import App
 from orchestrator.cli_report import Exit, say, terminal
 from orchestrator.cli_verbs import POLL_SECONDS, attached, ended_well, print_view, progress, quiet_logs, wait_for_end
@@ -20,10 +20,10 @@ LOOK_SECONDS = 0.25
 ENSURE_ROUNDS = 20  # how many looks at the logs between two looks at the embedded servers
 
 
-def plan(kind: local.Kind, modules: str | None) -> local.Plan:
+def plan(kind: cli_target.Kind, modules: str | None) -> local.Plan:
     """Named modules and profiles; with none the support example, its model and its shop."""
     named = tuple(part.strip() for part in (modules or "").split(",") if part.strip())
-    if named or os.environ.get(local.MODULES) or os.environ.get(local.PROFILES):
+    if named or os.environ.get(cli_target.MODULES) or os.environ.get(cli_target.PROFILES):
         return local.Plan(kind, named)
     example = cli_example.Support(total_cents=cli_example.PLENTY)
     return local.Plan(kind, (cli_example.MODULE,), services=example.services)
@@ -35,11 +35,13 @@ def plan(kind: local.Kind, modules: str | None) -> local.Plan:
 def up(modules: str | None, *, quiet: bool) -> int:
     """Runs until Ctrl-C or SIGTERM: then 0, because that is how it is ended."""
     quiet_logs()
-    other = local.running(os.environ)
+    other = cli_target.running(os.environ)
     if other is not None:
         raise Conflict("ALREADY_RUNNING", f"`turnqueue {other.kind}` runs in this data directory (process {other.pid})")
     wanted = plan("up", modules)
     with exit_on_sigterm(), local.start(wanted, say) as running:
+        if not running.found:
+            raise Conflict("ALREADY_RUNNING", "another `turnqueue` has just started in this data directory")
         running.stack.wait_ready()
         try:
             _say_where(running, example=wanted.services is not None)
@@ -128,8 +130,8 @@ def run(asked: commands.Submission, modules: str | None, *, as_json: bool) -> in
 @contextmanager
 def _installation(modules: str | None) -> Iterator[tuple[App, Callable[[object], None]]]:
     """The installation and how to wait between two looks at it."""
-    found = local.running(os.environ)
-    if os.environ.get(local.DATABASE_URL) or (found is not None and found.kind == "up"):
+    found = cli_target.running(os.environ)
+    if os.environ.get(cli_target.DATABASE_URL) or (found is not None and found.kind == "up"):
         with attached(registry=True) as app:
             yield app, lambda _view: time.sleep(POLL_SECONDS)
         return

