@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from executors import results
 from orchestrator import binding, dispatch, engine
 from orchestrator.app import App
+from orchestrator.auditing import Anchoring
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain.action import ActionState
@@ -27,6 +28,7 @@ from orchestrator.logs import configure
 from orchestrator.settings import Settings
 from policy.retry import backoff
 from store import actions, approvals, calls, envelopes, operations
+from store.db import still_there, try_lock
 from store.records import ActionRecord, CallRecord
 
 log = structlog.get_logger()
@@ -36,15 +38,21 @@ _LOCK = 0x7471_7377  # "tqsw"
 
 
 def run(app: App, stop: threading.Event) -> None:
-    """Sweep until told to stop. Waits for the lock of another sweeper; an unreachable server is waited for."""
+    """Sweep until told to stop. Waits for the lock of another sweeper; an unreachable server is waited for.
+
+    Raises ConfigError when anchoring is half configured.
+    """
+    anchoring = Anchoring.configured(app.database, app.settings)
     while not stop.is_set():
         beat(app.settings.heartbeat_file)
         try:
             with app.database.autocommit() as guard:
-                held = guard.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}).scalar()
+                held = try_lock(guard, _LOCK)
                 while held and not stop.is_set():
-                    guard.execute(text("SELECT 1"))  # the lock lives with this session
+                    still_there(guard)  # the lock lives with this session
                     run_once(app)
+                    if anchoring:
+                        anchoring.step()
                     beat(app.settings.heartbeat_file)
                     stop.wait(app.settings.sweep_seconds * random.uniform(0.8, 1.2))  # noqa: S311
                 guard.invalidate()  # ends the session and with it the lock

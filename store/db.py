@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import tenacity
-from sqlalchemy import Connection, Engine, create_engine, exc
+from sqlalchemy import Connection, Engine, create_engine, exc, text
 
 from orchestrator.domain.errors import Unavailable
 
@@ -92,6 +92,16 @@ class Database:
     def close(self) -> None:
         if "engine" in self.__dict__:
             self.engine.dispose()
+
+
+def try_lock(connection: Connection, key: int) -> bool:
+    """Take an advisory lock for as long as this session lives; False: another session has it."""
+    return bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar())
+
+
+def still_there(connection: Connection) -> None:
+    """Raises Unavailable when the session is gone, and with it what it held."""
+    connection.execute(text("SELECT 1"))
 
 
 @contextmanager
