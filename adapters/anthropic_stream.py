@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from adapters.anthropic_history import unreadable
-from adapters.anthropic_reply import reply_from_document
+from adapters.anthropic_reply import reply_from_document, texts_of_inputs
 from adapters.base import HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, as_object, as_text, clean_text, read_json, storable
 from adapters.names import ToolNames
@@ -88,7 +88,11 @@ class MessagesAccumulator(EventAccumulator):
         return reply if ended or self._error is not None else interrupted(reply)
 
     def document_reply(self, document: Any) -> Reply:
-        return reply_from_document(document, self.head, self.request)
+        try:
+            texts = texts_of_inputs(b"\n".join(self._decoder.junk)) if document is not None else {}
+        except UnreadableBody:
+            document, texts = None, {}
+        return reply_from_document(document, self.head, self.request, texts)
 
     def _unsound(self) -> bool:
         """A reply that has ended although its events contradict each other, or a call of it was never closed."""
