@@ -9,7 +9,7 @@ import structlog
 
 log = structlog.get_logger()
 
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 2.0
 
 
 def beat(path: Path | None) -> None:

@@ -25,6 +25,8 @@ def flower(deployment: Deployment) -> Iterator[httpx.Client]:
     deployment.start("migrate", "flower", "orchestrator", "executor-reads", "executor-writes", "sweeper")
     port = deployment.local.environment("flower")["FLOWER_PORT"]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", auth=("ops", PASSWORD), trust_env=False) as client:
+        # It answers before it listens to events, and what came earlier it never learns.
+        wait_until(lambda: client.get("/metrics").text.count("\nflower_worker_online{") == 3)
         yield client
 
 

@@ -56,7 +56,7 @@ def operations(office: Scene) -> list[str]:
 
 def events(office: Scene, name: str) -> list[dict[str, Any]]:
     """The orchestrator's log lines of one event since its last start."""
-    lines = [line for line in office.stack.tail("orchestrator", 5000).splitlines() if line.startswith("{")]
+    lines = [line for line in office.stack.tail("orchestrator", 5000).splitlines() if line.startswith('{"')]
     return [line for line in map(json.loads, lines) if line["event"] == name]
 
 
