@@ -16,7 +16,7 @@ from typing import Any
 
 from adapters.anthropic_history import messages
 from adapters.anthropic_reply import failed_request, reply_from_document, texts_of_inputs
-from adapters.anthropic_schema import Form, StrictRoom, loose_form, strict_form
+from adapters.anthropic_schema import Form, StrictRoom, loose_form, strict_form, with_wire_keys
 from adapters.anthropic_stream import MessagesAccumulator
 from adapters.base import Accumulator, Endpoint, HttpRequest, HttpResponse, ModelRequest, Reply, ToolChoice
 from adapters.common import check_choice, hosted_tools, merge_parameters
@@ -110,9 +110,10 @@ def _add_tools(body: JsonObject, request: ModelRequest, names: ToolNames, room: 
         declared, hosted = tuple(tool for tool in declared if tool.name in choice.names), []
     tools: list[JsonObject] = []
     for tool in declared:
-        form = _form(tool.parameters, strict=tool.strict and request.parameters.get("strict", True) is not False)
+        parameters = with_wire_keys(tool.parameters)
+        form = _form(parameters, strict=tool.strict and request.parameters.get("strict", True) is not False)
         strict = room.takes(form)
-        schema = form.schema if strict else loose_form(tool.parameters)
+        schema = form.schema if strict else loose_form(parameters)
         shown: JsonObject = {"name": names.to_wire(tool.name), "description": tool.description, "input_schema": schema}
         tools.append({**shown, "strict": True} if strict else shown)
     if tools or hosted:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapters.anthropic_history import CONTAINER, unreadable
+from adapters.anthropic_schema import wire_keys
 from adapters.base import Completion, Failure, HttpResponse, ModelRequest, Reply, Usage
 from adapters.common import FOREIGN_MARK
 from adapters.documents import (
@@ -20,7 +21,7 @@ from adapters.documents import (
     text_or_none,
     write_json,
 )
-from adapters.exact import exact_text, read_exact
+from adapters.exact import exact_text, read_exact, rename_keys
 from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, http_failure, in_band_failure, protocol_failure
 from adapters.names import ToolNames
 from orchestrator.domain.model import ProposedCall
@@ -59,7 +60,7 @@ def reply_from_document(
     if document is None:
         failure = protocol_failure("UNREADABLE_BODY", retryable=True)
         return Reply(Completion.API_FAILURE, request_id=identity, failure=failure)
-    found = _Found(as_object(document), ToolNames(request.tools), texts or {})
+    found = _Found(as_object(document), request, texts or {})
     completion, failure_or_none = _completion(found, response)
     return Reply(
         completion,
@@ -83,7 +84,8 @@ def _named(document: JsonObject) -> str | None:
 class _Found:
     """What a message contains, before it is decided what that amounts to."""
 
-    def __init__(self, document: JsonObject, names: ToolNames, texts: Mapping[int, str]) -> None:
+    def __init__(self, document: JsonObject, request: ModelRequest, texts: Mapping[int, str]) -> None:
+        names = ToolNames(request.tools)
         self.document = document
         self.error = document.get("error") or document.get("type") == "error"
         self.reason = as_text(document.get("stop_reason"))
@@ -98,7 +100,8 @@ class _Found:
             kept = _with_call(block, texts.get(place), own_call_id(text_or_none(document.get("id")), place))
             items.append(kept[0])
             if kept[1] is not None:
-                calls.append(ProposedCall(kept[0]["id"], _name(block, names), kept[1]))
+                name = _name(block, names)
+                calls.append(ProposedCall(kept[0]["id"], name, _with_our_keys(kept[1], name, request)))
         container = as_object(document.get("container"))
         self.items = (*items, {**container, "type": CONTAINER}) if container.get("id") else tuple(items)
         self.calls = tuple(calls)
@@ -122,6 +125,12 @@ def _with_call(block: JsonObject, text: str | None, own_id: str) -> tuple[JsonOb
     if not isinstance(given, dict):
         kept = {**kept, "input": {} if given is None else unreadable(text)}
     return kept, text if text.strip() else "{}"
+
+
+def _with_our_keys(text: str, name: str, request: ModelRequest) -> str:
+    schema = next((tool.parameters for tool in request.tools if tool.name == name), {})
+    keys = {wire: ours for ours, wire in wire_keys(schema).items()}
+    return rename_keys(text, keys) if keys else text
 
 
 def _written(value: Any) -> str:

@@ -5,10 +5,13 @@ into the description, where the model reads them and the host enforces them. An 
 arguments come back as they were meant. Everything else travels as it is and not strict. In both forms the root is an
 object and has no `anyOf`, `oneOf` or `allOf`, which the API refuses even where it is not strict.
 
-All strict schemas of one request are compiled together, within limits: see `StrictRoom`.
+All strict schemas of one request are compiled together, within limits: see `StrictRoom`. One property of a tool's root
+whose name the API refuses makes it refuse the whole request, so such names travel as others: see `wire_keys`.
 """
 
+import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,7 @@ _STRUCTURAL = frozenset(
     {"patternProperties", "prefixItems", "additionalItems", "definitions", "$defs", "$anchor", "$dynamicRef"}
 )
 _DEFS = "#/$defs/"
+_KEY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +75,43 @@ def strict_form(schema: JsonObject) -> Form:
 
 def loose_form(schema: JsonObject) -> JsonObject:
     """The schema as it is, but for what the API demands of a root."""
+    root = _resolved(schema)
+    moved = {name: root.pop(name) for name in _COMBINATORS if name in root}
+    return _described({**root, "type": "object"}, moved)
+
+
+def wire_keys(schema: JsonObject) -> dict[str, str]:
+    """Name -> name on the wire, of the root's properties whose own names the API refuses; mostly none."""
+    properties = _resolved(schema).get("properties", {})
+    return {name: _wire_key(name) for name in properties if not _KEY.fullmatch(name)}
+
+
+def with_wire_keys(schema: JsonObject) -> JsonObject:
+    """The schema with those properties renamed; the same schema where there are none."""
+    keys = wire_keys(schema)
+    if not keys:
+        return schema
+    root = _resolved(schema)
+    root["properties"] = {keys.get(name, name): inner for name, inner in root["properties"].items()}
+    if "required" in root:
+        root["required"] = [keys.get(name, name) for name in root["required"]]
+    return root
+
+
+def _wire_key(name: str) -> str:
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)[:53]}_{digest}"
+
+
+def _resolved(schema: JsonObject) -> JsonObject:
+    """A root of its own in place of a reference or a single `allOf`."""
     root = {name: value for name, value in schema.items() if name not in _DROPPED}
     if isinstance(root.get("$ref"), str) and root["$ref"].startswith(_DEFS):
         target = _definition(root["$ref"], schema) or {}
         root = {**target, **{name: value for name, value in root.items() if name != "$ref"}}
     if len(root.get("allOf", ())) == 1 and isinstance(root["allOf"][0], dict):
         root = {**root.pop("allOf")[0], **root}
-    moved = {name: root.pop(name) for name in _COMBINATORS if name in root}
-    return _described({**root, "type": "object"}, moved)
+    return root
 
 
 def _definition(reference: str, root: JsonObject) -> JsonObject | None:
@@ -185,6 +218,8 @@ class _Transform:
     def _object(self, rest: JsonObject, result: JsonObject, depth: int) -> None:
         properties, required = rest.pop("properties", {}), rest.pop("required", [])
         if rest.pop("additionalProperties", None) is not False or not set(required) <= properties.keys():
+            raise _Inexpressible
+        if not all(map(_KEY.fullmatch, properties)):
             raise _Inexpressible
         self.optional += len(properties) - len(set(required))
         result["properties"] = {name: self._node(inner, depth + 1) for name, inner in properties.items()}

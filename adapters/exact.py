@@ -5,6 +5,7 @@ surrogate. Here objects remember every pair and numbers their digits, so that `e
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from adapters.documents import UnreadableBody
@@ -34,6 +35,17 @@ def exact_text(value: Any) -> str:
         return _text(value)
     except RecursionError:
         raise UnreadableBody("too deep") from None
+
+
+def rename_keys(text: str, keys: Mapping[str, str]) -> str:
+    """The text of an object with some keys of its root renamed, and nothing else; text that is no object stays."""
+    try:
+        value = read_exact(text.encode())
+        if isinstance(value, _Object) and not keys.keys().isdisjoint(value):
+            return exact_text(_object([(keys.get(name, name), member) for name, member in value.pairs]))
+    except (UnreadableBody, UnicodeEncodeError):
+        pass
+    return text
 
 
 def _text(value: Any) -> str:
