@@ -71,7 +71,7 @@ ODD = {"UNEXPECTED_TOOL_CALL": FAILED, "OTHER": FAILED, "RECITATION": REFUSAL, "
 RETRYABLE = {"error-429", "error-500", "error-503", "error-504", "failed", "stream-error", "stream-interrupted"}
 
 
-def _paths(streams: bool | None = None) -> list[Any]:
+def paths(streams: bool | None = None) -> list[Any]:
     found = [path for folder in ("gemini-generate", "gemini-interactions") for path in _folder(folder, streams)]
     return found or [pytest.param(None, id="absent")]
 
@@ -111,7 +111,7 @@ def reply_of(recorded: dict[str, Any]) -> Reply:
     return adapter_for(api).from_response(HttpResponse(recorded["status"], headers, raw), REQUEST)
 
 
-@pytest.mark.parametrize("path", _paths())
+@pytest.mark.parametrize("path", paths())
 def test_state_calls_and_text(path: Path | None) -> None:
     recorded = recording(path)
     reply, observed = reply_of(recorded), recorded["observed"] or {}
@@ -135,7 +135,7 @@ def _object(arguments: Any) -> Any:
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
-@pytest.mark.parametrize("path", _paths())
+@pytest.mark.parametrize("path", paths())
 def test_usage(path: Path | None) -> None:
     """Thoughts count as output and cached tokens are part of the input; what is not told is unknown."""
     recorded = recording(path)
@@ -149,7 +149,7 @@ def test_usage(path: Path | None) -> None:
     assert usage.output == (None if said is None and thought is None else (said or 0) + (thought or 0))
 
 
-@pytest.mark.parametrize("path", _paths())
+@pytest.mark.parametrize("path", paths())
 def test_failures_say_whether_to_repeat(path: Path | None) -> None:
     recorded = recording(path)
     failure = reply_of(recorded).failure
@@ -183,7 +183,7 @@ def test_quota_of_the_day_and_bad_keys_are_not_repeated() -> None:
         assert (failure.boundary, failure.code, failure.retryable) == (Boundary.PROVIDER_AUTH, code, False)
 
 
-@pytest.mark.parametrize("path", _paths(streams=False))
+@pytest.mark.parametrize("path", paths(streams=False))
 def test_items_are_carried_unchanged(path: Path | None) -> None:
     recorded = recording(path)
     body, reply = recorded["response"], reply_of(recorded)
@@ -261,7 +261,7 @@ def _text(progress: list[Progress]) -> dict[str, str]:
     return {kind: "".join(told.text for told in progress if told.kind == kind) for kind in ("text", "reasoning")}
 
 
-@pytest.mark.parametrize("path", _paths(streams=True))
+@pytest.mark.parametrize("path", paths(streams=True))
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_split_gives_the_same_reply(path: Path | None, data: st.DataObject) -> None:
@@ -275,14 +275,14 @@ def test_any_split_gives_the_same_reply(path: Path | None, data: st.DataObject) 
     assert _text(seen) == _text(told)
 
 
-@pytest.mark.parametrize("path", _paths(streams=True))
+@pytest.mark.parametrize("path", paths(streams=True))
 def test_byte_by_byte_gives_the_same_reply(path: Path | None) -> None:
     recorded = recording(path)
     api, body = APIS[recorded["api"]], recorded["stream"].encode()
     assert accumulate(api, *(body[i : i + 1] for i in range(len(body)))) == accumulate(api, body)
 
 
-@pytest.mark.parametrize("path", _paths(streams=True))
+@pytest.mark.parametrize("path", paths(streams=True))
 @settings(max_examples=40)
 @given(data=st.data())
 def test_a_cut_stream_never_proposes(path: Path | None, data: st.DataObject) -> None:

@@ -1,5 +1,6 @@
 """Gemini generateContent (also with Vertex's paths) and Gemini Interactions."""
 
+import base64
 import json
 import re
 from collections import OrderedDict
@@ -34,6 +35,11 @@ def _arguments(call: Call, outputs: Sequence[str]) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, dict) else text
+
+
+def _sealed(ids: Ids) -> str:
+    """A signature: base64, like the real ones."""
+    return base64.b64encode(ids("sealed").encode()).decode()
 
 
 class Generate:
@@ -76,7 +82,7 @@ class Generate:
                 yield _chunk({**final, "candidates": [{"content": content, "index": 0}]})
         ended: JsonObject = {"finishReason": candidate["finishReason"], "index": 0}
         if turn.text is not None:  # the signature of an answer comes with an empty text
-            signed = {"text": "", "thoughtSignature": self._ids("sealed")}
+            signed = {"text": "", "thoughtSignature": _sealed(self._ids)}
             ended["content"] = {"role": "model", "parts": [signed]}
         yield _chunk({**final, "candidates": [ended]})
 
@@ -107,7 +113,7 @@ class Generate:
             function: JsonObject = {"name": call.name, "args": _arguments(call, asked.outputs)}
             if call.call_id is not None:
                 function["id"] = call.call_id
-            parts.append({"functionCall": function} | ({} if index else {"thoughtSignature": self._ids("sealed")}))
+            parts.append({"functionCall": function} | ({} if index else {"thoughtSignature": _sealed(self._ids)}))
         text = turn.text if turn.truncated is None else turn.truncated
         return parts + ([{"text": text}] if text else [])
 
@@ -187,7 +193,7 @@ class Interactions:
         }
 
     def _steps(self, turn: Turn, asked: Asked) -> list[JsonObject]:
-        thought: JsonObject = {"type": "thought", "signature": self._ids("sealed")}
+        thought: JsonObject = {"type": "thought", "signature": _sealed(self._ids)}
         if turn.reasoning is not None:
             thought["summary"] = [{"type": "text", "text": turn.reasoning}]
         if turn.calls is not None:
