@@ -300,11 +300,16 @@ def _event(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:
         case Completion.REFUSAL:
             return e.Refused()
         case Completion.TRUNCATED:
-            return e.Truncated()
+            return e.Exhausted(Reason.TOKEN_BUDGET) if _cut_by_budget(loaded, asked) else e.Truncated()
         case Completion.PAUSED:
             return e.Paused()
         case _:
             return _failed(app, loaded, asked)
+
+
+def _cut_by_budget(loaded: Loaded, asked: Asked) -> bool:
+    """Whether the reply's length was limited by what is left of the output budget, and not by the profile's own cap."""
+    return asked.request.max_output_tokens != loaded.profile.model.max_output_tokens
 
 
 def _answered(loaded: Loaded, reply: Reply) -> e.Answered:

@@ -103,6 +103,13 @@ def test_the_output_budget_limits_each_request(desk: Desk) -> None:
     assert [body["max_output_tokens"] for body in desk.requests(operation)] == [used + 7, 7]
 
 
+def test_a_reply_that_the_budget_cut_says_so(desk: Desk) -> None:
+    long = {"text": "word " * 200}
+    view = desk.run(desk.submit(long, budgets=Budgets(output_tokens=20)))
+    assert (view.state, view.reason) == ("INCOMPLETE", "TOKEN_BUDGET")
+    assert view.final_text
+
+
 def test_cost(desk: Desk) -> None:
     prices = Prices(input=1000.0)
     first = desk.submit(looks("a"), DONE, prices=prices)

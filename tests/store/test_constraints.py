@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from store import actions, operations
-from store import audit
+from store import actions, audit, operations
 from tests.store.rows import Rows
 
 APPEND_ONLY = "is append-only"
