@@ -7,7 +7,7 @@ into a neutral `Reply`.  Nothing provider-specific leaks past this package.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject, TranscriptItem
@@ -99,7 +99,7 @@ class ModelRequest:
 class Endpoint:
     """Where to send it. `api_key` is resolved from its reference just before sending and never printed."""
 
-    base_url: str  # OpenAI form: ".../v1"; Azure form: the resource's endpoint
+    base_url: str  # OpenAI: ".../v1"; Azure: the resource's endpoint; Gemini: the host, or ".../v1beta", or Vertex ".../locations/L"
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     azure_deployment: str | None = None  # set: Azure's URL and `api-key` header
@@ -143,8 +143,7 @@ class Reply:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What an observer may show while a reply streams in. Never a reason to execute anything."""
 
     kind: Literal["text", "reasoning", "refusal", "call"]

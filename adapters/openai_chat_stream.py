@@ -11,6 +11,7 @@ from adapters.streaming import EventAccumulator, interrupted, said
 from orchestrator.domain.transcript import JsonObject
 
 _FROM_DOCUMENT = Callable[[Any, HttpResponse, ModelRequest], Reply]
+_USAGE = ("usage", "x_groq")
 _SET_ONCE = ("role", "id", "name", "type", "phase", "channel")  # texts that come whole; all others come in pieces
 _PROGRESS = {"content": "text", "reasoning_content": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}
 
@@ -25,6 +26,7 @@ class ChatAccumulator(EventAccumulator):
         self._from_document = from_document
         self._names = ToolNames(request.tools)
         self._top: JsonObject = {}
+        self._known = False  # its id and model
         self._message = _Pieces()
         self._calls = _Calls()
         self._reason: str | None = None
@@ -35,12 +37,20 @@ class ChatAccumulator(EventAccumulator):
             self._top["error"] = chunk.get("error") or chunk
             self.done = True
             return
-        for name in ("id", "model", "usage", "x_groq"):
+        if not self._known:
+            self._identify(chunk)
+        for name in _USAGE:
             if chunk.get(name):
                 self._top[name] = chunk[name]
         for choice in as_list(chunk.get("choices")):
             if isinstance(choice, dict) and choice.get("index") in (0, None):
                 self._choice(choice, progress)
+
+    def _identify(self, chunk: JsonObject) -> None:
+        for name in ("id", "model"):  # the first chunks of some servers have empty ones
+            if chunk.get(name):
+                self._top.setdefault(name, chunk[name])
+        self._known = "id" in self._top and "model" in self._top
 
     def result(self) -> Reply:
         try:

@@ -35,13 +35,21 @@ class SseDecoder:
         self.junk: list[bytes] = []  # lines that are no SSE at all, for servers that answer with bare JSON
 
     def feed(self, chunk: bytes) -> Iterator[SseEvent]:
+        return map(SseEvent._make, self.pairs(chunk))
+
+    def close(self) -> Iterator[SseEvent]:
+        """The body has ended: the event that still waits for its blank line, if there is one."""
+        return map(SseEvent._make, self.last_pairs())
+
+    def pairs(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        """`feed` for the accumulators, where each event costs: name and data, all that the chunk completes."""
         if not chunk:
-            return
+            return []
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
             self._after_cr = False
             if not chunk:
-                return
+                return []
         self._after_cr = chunk.endswith(b"\r")
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -53,31 +61,36 @@ class SseDecoder:
             self._pieces.clear()
         if last:
             self._pieces.append(last)
-        yield from self._events(lines)
+        return self._events(lines)
 
-    def close(self) -> Iterator[SseEvent]:
-        """The body has ended: the event that still waits for its blank line, if there is one."""
+    def last_pairs(self) -> list[tuple[str, bytes]]:
+        """`close` in the same form."""
         lines = [b"".join(self._pieces), b""] if self._pieces else [b""]
         self._pieces.clear()
-        yield from self._events(lines)
+        return self._events(lines)
 
-    def _events(self, lines: list[bytes]) -> Iterator[SseEvent]:
+    def _events(self, lines: list[bytes]) -> list[tuple[str, bytes]]:
         if self._first and lines:
             self._first = False
             lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-        data = self._data
+        events: list[tuple[str, bytes]] = []
+        data, name = self._data, self._event
         for line in lines:
             if not line:
                 if data:
-                    yield SseEvent(self._event, data[0] if len(data) == 1 else b"\n".join(data))
+                    events.append((name, data[0] if len(data) == 1 else b"\n".join(data)))
                     data.clear()
-                self._event = ""
+                name = ""
+            elif line.startswith(b"data: "):
+                data.append(line[6:])
             elif line.startswith(b"data:"):
-                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+                data.append(line[5:])
             elif line.startswith(b"event:"):
-                self._event = line[6:].strip().decode(errors="replace")
+                name = line[6:].strip().decode(errors="replace")
             elif not line.startswith((b":", b"id:", b"retry:")):
                 self.junk.append(line)
+        self._event = name
+        return events
 
 
 class EventAccumulator(ABC):
@@ -101,16 +114,16 @@ class EventAccumulator(ABC):
     def feed(self, chunk: bytes) -> Sequence[Progress]:
         progress: list[Progress] = []
         if not self.done:
-            for event in self._decoder.feed(chunk):
-                self._parse(event, progress)
+            for name, data in self._decoder.pairs(chunk):
+                self._parse(name, data, progress)
                 if self.done:
                     break
         return progress
 
     def finish(self) -> Reply:
         if not self.done:
-            for event in self._decoder.close():
-                self._cut = not self._parse(event, [])
+            for name, data in self._decoder.last_pairs():
+                self._cut = not self._parse(name, data, [])
         bare = self._bare()
         if not self._any:
             reply = self.document_reply(bare)
@@ -136,19 +149,22 @@ class EventAccumulator(ABC):
     def document_reply(self, document: Any) -> Reply:
         """The reply for a body of one JSON document instead of a stream; None where it was not even that."""
 
-    def _parse(self, event: SseEvent, progress: list[Progress]) -> bool:
+    def _parse(self, name: str, data: bytes, progress: list[Progress]) -> bool:
         self._any = True
-        if event.data == b"[DONE]":
-            self.done = self.done or self.marker_ends
-            return True
         try:
-            document = read_event(event.data)
+            document = read_event(data)
         except UnreadableBody:
-            whole = not event.data.strip()  # some servers keep the connection alive with empty data
-            self._broken = self._broken or not whole
-            return whole
-        self.take(event.event, document, progress)
+            return self._no_json(data.strip())
+        self.take(name, document, progress)
         return True
+
+    def _no_json(self, data: bytes) -> bool:
+        """Whether it is nothing bad all the same: the end marker, or empty data that keeps a connection alive."""
+        if data == b"[DONE]":
+            self.done = self.done or self.marker_ends
+        elif data:
+            self._broken = True
+        return data in (b"", b"[DONE]")
 
     def _bare(self) -> Any:
         """The lines that were no events, as JSON: a whole reply, or an error in the middle of a stream."""
