@@ -111,8 +111,10 @@ class Gathered:
         if not isinstance(chunk, dict):
             self._broken = True
             return
-        self._error = self._error or chunk.get("error")
-        self._block = self._block or word(as_object(chunk.get("promptFeedback")).get("blockReason")) or ""
+        if "error" in chunk:
+            self._error = self._error or chunk["error"]
+        if "promptFeedback" in chunk:
+            self._block = self._block or word(as_object(chunk["promptFeedback"]).get("blockReason")) or ""
         self._usage = as_object(chunk.get("usageMetadata")) or self._usage  # cumulative: the last one counts
         self._response_id = self._response_id or word(chunk.get("responseId"))
         self._model = self._model or word(chunk.get("modelVersion"))
@@ -121,8 +123,10 @@ class Gathered:
             self._candidate(as_object(candidates[0]), progress)
 
     def _candidate(self, candidate: JsonObject, progress: list[Progress]) -> None:
-        self.reason = word(candidate.get("finishReason")) or self.reason
-        self._token = word(candidate.get("continuationToken")) or self._token
+        if "finishReason" in candidate:
+            self.reason = word(candidate["finishReason"]) or self.reason
+        if "continuationToken" in candidate:
+            self._token = word(candidate["continuationToken"]) or self._token
         content = as_object(candidate.get("content"))
         self._content = self._content or content
         for part in as_list(content.get("parts")):
