@@ -6,6 +6,7 @@ Written with kombu in Celery's documented message protocol (version 2): one batc
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,6 +21,11 @@ log = structlog.get_logger()
 Hint = tuple[str, str, str]  # queue, task name, row id
 
 SUBMIT_QUEUE = "submit"
+# A worker must not wait for a broker that is away or hangs: its row is committed, the sweeper publishes it again.
+PUBLISHER_BOUNDS = {
+    "socket_timeout": 3, "max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0,
+}  # fmt: skip
+REST_SECONDS = 2.0  # after a failure nothing is published, so that not every thread finds out for itself
 CORE_QUEUES = ("orchestrator", SUBMIT_QUEUE, "reads", "writes")
 
 
@@ -54,23 +60,26 @@ class HintPublisher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
+        self._rest_until = 0.0
         self.sent = 0  # messages, for the benchmark
         self.failed = 0  # publishes that the broker did not take
 
     @cached_property
     def _connection(self) -> Connection:
-        return Connection(
-            self._settings.require_broker(), connect_timeout=3, transport_options=transport_options(self._settings)
-        )
+        options = transport_options(self._settings) | PUBLISHER_BOUNDS
+        return Connection(self._settings.require_broker(), connect_timeout=2, transport_options=options)
 
     def publish(self, hints: Sequence[Hint]) -> int:
         """Send what is needed; returns how many messages went out."""
         with self._lock:
+            if time.monotonic() < self._rest_until:
+                return 0
             try:
                 return self._publish(hints)
             except Exception as error:  # noqa: BLE001 - transports raise what they like; the sweeper repairs
                 log.warning("hint.publish_failed", error=type(error).__name__, hints=len(hints))
                 self.failed += 1
+                self._rest_until = time.monotonic() + REST_SECONDS
                 self._reset()
                 return 0
 
@@ -112,7 +121,7 @@ class HintPublisher:
 
     @cached_property
     def _channel(self) -> Any:
-        return self._connection.channel()
+        return self._connection.default_channel  # unlike channel(), it keeps to the bounds above
 
     @cached_property
     def _producer(self) -> Any:

@@ -10,6 +10,7 @@ import structlog
 def configure() -> None:
     """Called once by each program of ours, never at import. `TURNQUEUE_LOG_LEVEL` sets the level."""
     level = logging.getLevelNamesMapping().get(os.environ.get("TURNQUEUE_LOG_LEVEL", "INFO").upper(), logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every URL, and URLs carry ids of other systems
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
