@@ -46,7 +46,7 @@ def test_ready(desk: Desk) -> None:
 
 def test_model_requested(desk: Desk) -> None:
     """The reply comes back to an operation that has ended: it is dropped."""
-    operation = desk.submit(calls(call("write"), delay=1.0), DONE)
+    operation = desk.submit(calls(call("write"), delay=5.0), DONE)
     worker = threading.Thread(target=turn.advance, args=(desk.app, operation))
     worker.start()
     eventually(lambda: len(desk.requests(operation)) == 1)

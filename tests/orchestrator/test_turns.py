@@ -237,7 +237,7 @@ def test_a_lost_turn_with_provider_tools_stops_where_the_profile_says_so(desk: D
 
 def test_a_zombie_turn_records_nothing(desk: Desk) -> None:
     """Its reply comes back after the sweeper has given the turn away."""
-    operation = desk.submit(DONE | {"fault": {"delay": 1.0}})
+    operation = desk.submit(DONE)
     with desk.app.database.autocommit() as connection:
         mine = operations.claim_turn(connection, operation, 60)
     assert mine is not None

@@ -137,7 +137,7 @@ def test_a_lost_lease_says_no(rows: Rows, keeper: LeaseKeeper) -> None:
         turn = operations.claim_turn(connection, operation, LEASE)
     assert turn is not None
     with keeper.hold("operation", operation, turn.fence, since) as lease:
-        assert lease.held()
+        eventually(lease.held)
         rows.sql("UPDATE operations SET fence = fence + 1 WHERE operation_id = :o", o=operation)  # somebody else's now
         eventually(lambda: not lease.held())
 
