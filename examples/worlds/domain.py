@@ -105,6 +105,10 @@ class Domain:
                 return str(record["user_id"]) if record else None
         return None
 
+    def apply(self, world: World, tool: str, arguments: Mapping[str, Any]) -> Any:
+        """A tool's pure function by name. Raises Refusal."""
+        return next(each for each in self.tools if each.name == tool).function(world, **arguments)
+
     def specs(self, *, approvals: bool = False, store: Callable[[], Store] | None = None) -> tuple[ToolSpec, ...]:
         """All tools. With `approvals`, the writes that the customer must confirm also wait for a person's decision."""
         opened = store or self.shared_store

@@ -75,9 +75,10 @@ def replay(options: Options, workload: Workload, about: Domain, console: Console
                 workload=workload,
                 client=running.client,
                 records=running.records,
-                any_scope=about.any_scope,
+                domain=about,
                 model=running.model,
                 on_progress=on_progress,
+                recorded_ids=options.provider.startswith("openai"),
                 in_flight=options.in_flight,
             ).run(volume=options.volume)
 

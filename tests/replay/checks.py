@@ -1,11 +1,13 @@
 """What came of an operation, against the ground truth: pure comparisons that return what is wrong, in words."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.replay.domains import EffectRow
+from tests.replay.recordings import Expected, Told
 from tests.replay.workload import Action, AuthzCase, Call, ErrorCase, Task, digest
 
 Identity = tuple[str, str]  # tool, digest of the arguments
@@ -73,6 +75,37 @@ def authz_wrong(case: AuthzCase, outcome: Outcome) -> list[str]:
         if outcome.attempts:
             wrong.append(f"{case.call.tool}: {outcome.attempts} attempts at what is not allowed")
     return wrong
+
+
+def recording_wrong(expected: Expected, outcome: Outcome, shown: Sequence[str]) -> list[str]:
+    """Every call answered as worked out, under the recorded ids; `shown` is what the model saw, in call order."""
+    wrong = [*_not_completed(outcome), *_other_calls([told.call for told in expected.told], outcome)]
+    for told, seen in zip(expected.told, outcome.calls, strict=False):
+        wrong += filter(None, [told_wrong(told, seen)])
+        if told.call.call_id not in (None, seen.call.call_id):
+            wrong.append(f"{told.call.tool}: call id {seen.call.call_id} instead of {told.call.call_id}")
+    if list(map(_observed, shown)) != [seen.observation for seen in outcome.calls]:
+        wrong.append("the model was shown other results, or in another order")
+    return wrong
+
+
+def _observed(text: str) -> Any:
+    """An observation as stored; a wire format with no mark for errors wraps them."""
+    value = json.loads(text)
+    return value["output"] if isinstance(value, dict) and value.keys() == {"is_error", "output"} else value
+
+
+def told_wrong(told: Told, seen: Answered) -> str | None:
+    observation, name = seen.observation, told.call.tool
+    if told.code is not None:
+        right = seen.is_error and observation.get("code") == told.code
+        return None if right else f"{name}: {_short(observation)} instead of {told.code}"
+    if told.error is not None:
+        right = seen.is_error and observation.get("message") == told.error
+        return None if right else f"{name}: {_short(observation)} instead of error {told.error!r}"
+    if seen.is_error or digest(observation.get("data")) != digest(told.data):
+        return f"{name}: {_short(observation)} instead of another result"
+    return None
 
 
 def effects_wanted(tasks: Iterable[Task]) -> Counter[Identity]:

@@ -67,7 +67,7 @@ def _outcome(view: dict[str, Any]) -> Outcome:
 
 def _answered(call: dict[str, Any]) -> Answered:
     return Answered(
-        call=Call(call["tool"], call["arguments"]),
+        call=Call(call["tool"], call["arguments"], call_id=call["call_id"]),
         observation=call["observation"] or {},
         is_error=call["is_error"],
     )

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+from examples.worlds.world import World
+
 DOMAINS = {
     "retail": "examples.retail.tools:RETAIL",
     "airline": "examples.airline.tools:AIRLINE",
@@ -50,6 +52,14 @@ class Domain(Protocol):
     ) -> dict[str, str]: ...
 
     def open(self, database_url: str) -> Records: ...
+
+    def owner(self, world: World, arguments: Mapping[str, Any]) -> str | None:
+        """Whose record a call uses; None where it is nobody's or does not exist. Pure."""
+        ...
+
+    def apply(self, world: World, tool: str, arguments: Mapping[str, Any]) -> Any:
+        """A tool's result, and its changes on the world. Pure. Raises Refusal."""
+        ...
 
 
 def domain(name: str) -> Domain:

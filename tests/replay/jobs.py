@@ -20,6 +20,7 @@ class Job:
     scopes: frozenset[str]
     text: str
     waves: tuple[tuple[Call, ...], ...]
+    closing: str = CLOSING
 
     @property
     def input(self) -> str:
@@ -31,10 +32,14 @@ class Job:
 
     def script(self) -> dict[str, Any]:
         """`{"id", "turns": [{"calls": [{"name", "arguments"}]}, ..., {"text"}]}`."""
-        turns: list[dict[str, Any]] = [
-            {"calls": [{"name": call.tool, "arguments": call.arguments} for call in wave]} for wave in self.waves
-        ]
-        return {"id": self.id, "turns": [*turns, {"text": CLOSING}]}
+        turns: list[dict[str, Any]] = [{"calls": list(map(_scripted, wave))} for wave in self.waves]
+        return {"id": self.id, "turns": [*turns, {"text": self.closing}]}
+
+
+def _scripted(call: Call) -> dict[str, Any]:
+    if call.text is None:
+        return {"name": call.tool, "arguments": call.arguments}
+    return {"name": call.tool, "arguments_text": call.text, "call_id": call.call_id}
 
 
 def task_job(task: Task, any_scope: str, world: str | None = None) -> Job:

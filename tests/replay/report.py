@@ -21,6 +21,8 @@ class Report:
     errors_passed: int = 0
     authz_cases: int = 0
     authz_refused: int = 0
+    conversations: int = 0
+    conversations_passed: int = 0
     duplicate_effects: int = 0
     wall_s: float = 0.0
 
@@ -35,6 +37,7 @@ class Report:
         return not wrong
 
     def to_json(self) -> dict[str, Any]:
+        recorded = {"conversations": self.conversations, "passed": self.conversations_passed}
         return {
             "workload": self.workload,
             "tasks": self.tasks,
@@ -43,6 +46,7 @@ class Report:
             "batch": {"tasks": self.batch_tasks, "ok": self.batch_ok},
             "errors": {"cases": self.error_cases, "passed": self.errors_passed},
             "authz": {"cases": self.authz_cases, "refused": self.authz_refused},
+            **({"recorded": recorded} if self.conversations else {}),
             "duplicate_effects": self.duplicate_effects,
             "wall_s": round(self.wall_s, 2),
         }
@@ -55,6 +59,8 @@ class Report:
         table.add_row("tasks in one shared world", str(self.batch_tasks), "yes" if self.batch_ok else "NO")
         table.add_row("error cases", str(self.error_cases), str(self.errors_passed))
         table.add_row("authorization cases", str(self.authz_cases), str(self.authz_refused))
+        if self.conversations:
+            table.add_row("recorded conversations", str(self.conversations), str(self.conversations_passed))
         table.add_row("duplicate effects", str(self.duplicate_effects), "")
         table.add_row("seconds", f"{self.wall_s:.1f}", "")
         console.print(table)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from tests.replay import checks, jobs
+from examples.scripted_model.formats import formats
+from tests.replay import checks, jobs, recordings
 from tests.replay.checks import Identity, Outcome
 from tests.replay.client import Client
-from tests.replay.domains import EffectRow, Records
+from tests.replay.domains import Domain, EffectRow, Records
 from tests.replay.jobs import Job
+from tests.replay.recordings import Oracle, Recording
 from tests.replay.report import Report
 from tests.replay.workload import Batch, Call, Task, Workload
 
@@ -24,19 +26,22 @@ class Model(Protocol):
 
     def add(self, *scripts: Mapping[str, Any]) -> None: ...
 
+    def requests(self, script_id: str) -> list[dict[str, Any]]: ...
+
     def reset(self) -> None: ...
 
 
 @dataclass(slots=True)
 class Runner:
-    """`seconds` bounds one operation, from submission to end."""
+    """`recorded_ids`: recorded conversations keep their call ids. `seconds` bounds one operation, from start to end."""
 
     workload: Workload
     client: Client
     records: Records
-    any_scope: str
+    domain: Domain
     model: Model
     on_progress: OnProgress
+    recorded_ids: bool = True
     in_flight: int = 32
     seconds: float = 300.0
     report: Report = field(init=False)
@@ -56,12 +61,16 @@ class Runner:
             self.batch("volume batch", load.volume_batch)
         self.error_cases()
         self.authz_cases()
+        recorded = recordings.load(load.folder)
+        if not self.recorded_ids:
+            recorded = tuple(each.with_ids_of_the_service() for each in recorded)
+        self.conversations(recorded)
         self.report.wall_s = time.monotonic() - started
         return self.report
 
     def tasks(self, phase: str, tasks: Sequence[Task]) -> None:
         """Each task in a world of its own."""
-        outcomes = self._play(phase, [jobs.task_job(task, self.any_scope) for task in tasks])
+        outcomes = self._play(phase, [jobs.task_job(task, self.domain.any_scope) for task in tasks])
         ledger = self._ledger([task.id for task in tasks])
         for task in tasks:
             wrong = self._answers(outcomes[task.id], partial(checks.task_wrong, task))
@@ -73,7 +82,7 @@ class Runner:
     def batch(self, phase: str, batch: Batch) -> None:
         """All tasks at the same time in one shared world, against the one digest."""
         world = phase.replace(" ", "-")
-        outcomes = self._play(phase, [jobs.task_job(task, self.any_scope, world) for task in batch.tasks])
+        outcomes = self._play(phase, [jobs.task_job(task, self.domain.any_scope, world) for task in batch.tasks])
         right = True
         for task in batch.tasks:
             name = f"{world}.{task.id}"
@@ -88,8 +97,8 @@ class Runner:
     def error_cases(self) -> None:
         """The setup first, in operations of its own; then the call that the domain refuses, in the same world."""
         cases = self.workload.errors
-        self._play("setup of error cases", jobs.setup_jobs(cases, self.any_scope))
-        outcomes = self._play("error cases", [jobs.error_job(case, self.any_scope) for case in cases])
+        self._play("setup of error cases", jobs.setup_jobs(cases, self.domain.any_scope))
+        outcomes = self._play("error cases", [jobs.error_job(case, self.domain.any_scope) for case in cases])
         ledger = self._ledger([case.id for case in cases])
         for case in cases:
             wrong = self._answers(outcomes[case.id], partial(checks.error_wrong, case))
@@ -107,6 +116,25 @@ class Runner:
             wrong += self._state(case.id, case.digest) + self._effects(ledger[case.id], Counter())
             self.report.authz_refused += self.report.fail(case.id, wrong)
         self.report.authz_cases += len(cases)
+
+    def conversations(self, recorded: Sequence[Recording]) -> None:
+        """Real models' conversations, each in a world of its own: see `recordings`."""
+        oracle = Oracle(self.domain, self.workload)
+        wanted = {each.id: oracle.expect(each) for each in recorded}
+        outcomes = self._play("recorded conversations", [each.job(wanted[each.id].subject) for each in recorded])
+        ledger = self._ledger([each.id for each in recorded])
+        for name, expected in wanted.items():
+            shown = self._shown(name) if outcomes[name] else ()
+            wrong = self._answers(outcomes[name], partial(checks.recording_wrong, expected, shown=shown))
+            wrong += self._state(name, expected.digest) + self._effects(ledger[name], expected.effects)
+            self.report.conversations_passed += self.report.fail(name, wrong)
+        self.report.conversations += len(recorded)
+
+    def _shown(self, script: str) -> Sequence[str]:
+        """The results in the last request to the model, in call order."""
+        last = self.model.requests(script)[-1]
+        wire = next(each for each in formats() if each.claims(last["path"]))
+        return wire.read(last["path"], last["body"]).outputs
 
     def _play(self, phase: str, todo: Sequence[Job]) -> dict[str, Outcome | None]:
         """Run the jobs, at most `in_flight` at once; None: it did not end in time."""

@@ -21,8 +21,12 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """`text` and `call_id` where a recording says exactly how the model wrote it."""
+
     tool: str
     arguments: Json
+    text: str | None = None
+    call_id: str | None = None
 
     @classmethod
     def of(cls, data: Json) -> "Call":

@@ -1,6 +1,6 @@
 """OpenAI Responses and Chat Completions, also in Azure's forms."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
 from examples.scripted_model.formats.base import Asked, BadRequest, Ids, JsonObject, pieces, sse
@@ -254,15 +254,19 @@ def _reply_runs(items: Sequence[JsonObject]) -> int:
 
 
 def _response_outputs(items: Sequence[JsonObject]) -> list[str]:
-    outputs = {i.get("call_id"): i.get("output") for i in items if i.get("type") == "function_call_output"}
+    """In call order. Real models use a call id again in a later reply: the nth output is that of the nth such call."""
+    outputs: dict[str | None, list[str]] = {}
+    for item in items:
+        if item.get("type") == "function_call_output":
+            outputs.setdefault(item.get("call_id"), []).append(str(item.get("output")))
     calls = [i.get("call_id") for i in items if i.get("type") == "function_call"]
-    for call_id in calls:
-        if call_id not in outputs:
+    for call_id, count in Counter(calls).items():
+        if len(outputs.get(call_id, ())) < count:
             raise BadRequest(f"No tool output found for function call {call_id}.")
-    for call_id in outputs:
-        if call_id not in calls:
+    for call_id, given in outputs.items():
+        if len(given) > calls.count(call_id):
             raise BadRequest(f"No tool call found for function call output with call_id {call_id}.")
-    return [str(outputs[call_id]) for call_id in calls]
+    return [outputs[call_id].pop(0) for call_id in calls]
 
 
 def _chat_outputs(messages: Sequence[JsonObject]) -> list[str]:
