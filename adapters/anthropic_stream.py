@@ -1,5 +1,6 @@
 """A streamed Anthropic message, put together as the message object that the plain API would have sent."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from adapters.anthropic_history import unreadable
@@ -12,7 +13,8 @@ from orchestrator.domain.transcript import JsonObject
 
 # Deltas whose text is joined -> the field of the block that it belongs to.
 _JOINED = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-_PROGRESS: dict[Any, Literal["text", "reasoning"]] = {"text_delta": "text", "thinking_delta": "reasoning"}
+_Kind = Literal["text", "reasoning", "call"]
+_PROGRESS: dict[Any, _Kind] = {"text_delta": "text", "thinking_delta": "reasoning"}
 _MAY_END_INSIDE = ("max_tokens", "model_context_window_exceeded", "refusal")
 
 
@@ -49,14 +51,23 @@ class MessagesAccumulator(EventAccumulator):
         self._error: JsonObject | None = None
         self._started = False
         self._odd = False  # events that do not fit together: something was lost
+        self._heard: list[tuple[_Kind, list[str]]] = []  # of one chunk; neighbouring pieces of text become one
+
+    def feed(self, chunk: bytes) -> Sequence[Progress]:
+        super().feed(chunk)
+        heard, self._heard = self._heard, []
+        return [self._told(kind, said("".join(pieces))) for kind, pieces in heard]
+
+    def _told(self, kind: _Kind, text: str) -> Progress:
+        return Progress(kind, name=self._names.from_wire(text)) if kind == "call" else Progress(kind, text)
 
     def take(self, event: str, document: Any, progress: list[Progress]) -> None:
         told = as_object(document)
         kind = told.get("type") or event
         if kind == "content_block_delta":
-            self._delta(told, progress)
+            self._delta(told)
         elif kind == "content_block_start":
-            self._start(told, progress)
+            self._start(told)
         elif kind == "content_block_stop":
             self._stop(told.get("index"))
         elif kind == "message_start":
@@ -101,16 +112,16 @@ class MessagesAccumulator(EventAccumulator):
         lost = not cut and any(kind.endswith("tool_use") for kind in kinds)
         return self.done and (self._odd or lost or not self._started)
 
-    def _start(self, told: JsonObject, progress: list[Progress]) -> None:
+    def _start(self, told: JsonObject) -> None:
         index, block = told.get("index"), told.get("content_block")
         if not isinstance(index, int) or index in self._blocks or not isinstance(block, dict):
             self._odd = True
             return
         self._blocks[index] = _Block(block)
         if block.get("type") == "tool_use":
-            progress.append(Progress("call", name=self._names.from_wire(said(block.get("name")))))
+            self._heard.append(("call", [as_text(block.get("name"))]))
 
-    def _delta(self, told: JsonObject, progress: list[Progress]) -> None:
+    def _delta(self, told: JsonObject) -> None:
         index, delta = told.get("index"), told.get("delta")
         block = self._blocks.get(index) if isinstance(index, int) else None
         if block is None or not block.open or not isinstance(delta, dict):
@@ -125,9 +136,18 @@ class MessagesAccumulator(EventAccumulator):
         if not isinstance(piece, str):
             self._odd = self._odd or piece is not None
         elif piece:
-            block.pieces.setdefault(field, []).append(piece)
+            if field in block.pieces:
+                block.pieces[field].append(piece)
+            else:
+                block.pieces[field] = [piece]
             if kind in _PROGRESS:
-                progress.append(Progress(_PROGRESS[kind], said(piece)))
+                self._hear(_PROGRESS[kind], piece)
+
+    def _hear(self, kind: _Kind, piece: str) -> None:
+        if self._heard and self._heard[-1][0] == kind:
+            self._heard[-1][1].append(piece)
+        else:
+            self._heard.append((kind, [piece]))
 
     def _stop(self, index: Any) -> None:
         block = self._blocks.get(index) if isinstance(index, int) else None
