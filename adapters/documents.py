@@ -23,18 +23,20 @@ class UnreadableBody(ValueError):
 
 def read_json(body: bytes) -> Any:
     """Parse a whole body; raises UnreadableBody. NUL, lone surrogates, NaN and infinities become `SUBSTITUTE`."""
-    value = read_event(body.removeprefix(b"\xef\xbb\xbf"))
+    try:
+        value = read_event(body.removeprefix(b"\xef\xbb\xbf").decode())
+    except UnicodeDecodeError:
+        raise UnreadableBody("the body is not UTF-8") from None
     return storable(value) if _SUSPECT.search(body) else value
 
 
-def read_event(data: bytes) -> Any:
+def read_event(text: str) -> Any:
     """Parse one event of a stream; raises UnreadableBody.
 
     Texts are left as they came: half a character may be in this event and half in the next. Whoever has put the pieces
     together calls `storable` (or `clean_text`) on the whole.
     """
     try:
-        text = data.decode()
         if text[-1:] != "}" or text[:1] != "{":
             text = text.strip(_BLANK)
         value, end = _scan(text, 0)

@@ -114,16 +114,17 @@ class EventAccumulator(ABC):
     def feed(self, chunk: bytes) -> Sequence[Progress]:
         progress: list[Progress] = []
         if not self.done:
-            for name, data in self._decoder.pairs(chunk):
-                self._parse(name, data, progress)
-                if self.done:
-                    break
+            pending = self._decoder.pairs(chunk)
+            pending.reverse()
+            while pending and not self.done:
+                self._parse(pending, progress)
         return progress
 
     def finish(self) -> Reply:
         if not self.done:
-            for name, data in self._decoder.last_pairs():
-                self._cut = not self._parse(name, data, [])
+            pending = self._decoder.last_pairs()
+            while pending:
+                self._cut = not self._parse(pending, [])
         bare = self._bare()
         if not self._any:
             reply = self.document_reply(bare)
@@ -149,22 +150,28 @@ class EventAccumulator(ABC):
     def document_reply(self, document: Any) -> Reply:
         """The reply for a body of one JSON document instead of a stream; None where it was not even that."""
 
-    def _parse(self, name: str, data: bytes, progress: list[Progress]) -> bool:
+    def _parse(self, pending: list[tuple[str, bytes]], progress: list[Progress]) -> bool:
+        """The last of `pending`. An event can be the whole reply, so no form of it outlives the next one."""
         self._any = True
+        name, data = pending.pop()
+        text: str | None = None
         try:
-            document = read_event(data)
-        except UnreadableBody:
-            return self._no_json(data.strip())
+            text = data.decode()
+            del data
+            document = read_event(text)
+        except (UnicodeDecodeError, UnreadableBody):
+            return self._no_json(text and text.strip())
+        del text
         self.take(name, document, progress)
         return True
 
-    def _no_json(self, data: bytes) -> bool:
+    def _no_json(self, text: str | None) -> bool:
         """Whether it is nothing bad all the same: the end marker, or empty data that keeps a connection alive."""
-        if data == b"[DONE]":
+        if text == "[DONE]":
             self.done = self.done or self.marker_ends
-        elif data:
+        elif text != "":
             self._broken = True
-        return data in (b"", b"[DONE]")
+        return text in ("", "[DONE]")
 
     def _bare(self) -> Any:
         """The lines that were no events, as JSON: a whole reply, or an error in the middle of a stream."""
