@@ -110,6 +110,7 @@ class Bench:
     writes_used: int
     per_tool: Counter[str]
     actions: Sequence[KnownAction] = field(default_factory=list)
+    worn_out: frozenset[tuple[str, str]] = frozenset()  # reads (tool, arguments digest) whose answer stays the same
 
 
 def policy_version(spec: ToolSpec, profile: Profile) -> str:
@@ -177,6 +178,8 @@ def _judge_one(bench: Bench, known: Sequence[KnownAction], call: ProposedCall) -
     refusal = _unauthorized(spec, model, bench.principal)
     if refusal is not None:
         return Refuse(refusal.code, "", arguments)
+    if not spec.needs_action and (spec.name, digests.sha256("arguments-v1", arguments)) in bench.worn_out:
+        return Refuse("NO_PROGRESS", "The answer to this is in the conversation and has not changed.", arguments)
     if not spec.needs_action:
         over = _over_budget(bench, spec, writes=False)
         return Refuse(over, "The budget of this operation is used up.", arguments) if over else Read(spec, arguments)

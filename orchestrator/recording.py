@@ -125,7 +125,7 @@ def proposals(
     verdicts: Sequence[Judged],
     bench: Bench,
 ) -> None:
-    """Reply, calls, actions, approvals, audit and the new state. `held` carries the new count of stale turns."""
+    """Reply, calls, actions, approvals, audit and the new state."""
     insert_turn(unit, loaded, held, asked)
     row = engine.item_row(held, held.next_seq, "reply", transcripts.reply_body(asked.adapter.api, asked.reply))
     operations.insert_items(unit.connection, [row])
@@ -152,7 +152,6 @@ def proposals(
         next_seq=held.next_seq + 1,
         asks=0,
         lost=0,
-        stale_turns=held.stale_turns,
         last_response_id=asked.reply.response_id,
         calls_used=bench.calls_used,
         writes_used=bench.writes_used,

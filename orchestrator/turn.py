@@ -7,7 +7,7 @@ owner is here (short waits) and the operation's `wake_at` (long ones).
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from orchestrator.leases import Lease
 from policy import budgets, catalog
 from policy.base import Principal
 from policy.profile import Profile
-from policy.progress import brings_something_new
+from policy.progress import Answered, stale_turns, worn_out
 from policy.retry import retry_at
 from store import actions, calls, operations
 from store.records import ActionRecord, CallRecord, OperationRecord
@@ -127,21 +127,36 @@ def _load(app: App, operation: OperationRecord) -> Loaded:
     return Loaded(operation, profile, principal, items, earlier, known)
 
 
-def _spent(operation: OperationRecord) -> budgets.Spent:
+def _answers(loaded: Loaded) -> list[Answered]:
+    return [
+        Answered(
+            call.turn,
+            call.tool,
+            call.arguments_sha256,
+            (call.binding or {}).get("result_sha256"),
+            call.code,
+            call.duplicate,
+        )
+        for call in loaded.calls
+    ]
+
+
+def _spent(loaded: Loaded) -> budgets.Spent:
+    operation = loaded.operation
     return budgets.Spent(
         turn=operation.turn,
         input_tokens=operation.input_tokens,
         output_tokens=operation.output_tokens,
         cost_usd=operation.cost_usd,
         result_bytes=operation.result_bytes,
-        stale_turns=operation.stale_turns,
+        stale_turns=stale_turns(_answers(loaded)),
     )
 
 
 def _exhausted(loaded: Loaded) -> Reason | None:
     if loaded.operation.now >= loaded.operation.deadline:
         return Reason.DEADLINE
-    return budgets.exhausted(loaded.profile.budgets, _spent(loaded.operation))
+    return budgets.exhausted(loaded.profile.budgets, _spent(loaded))
 
 
 def _finish(app: App, operation: OperationRecord, event: e.OperationEvent) -> None:
@@ -180,9 +195,7 @@ def _request(app: App, loaded: Loaded) -> ModelRequest:
         tools=tuple(transcripts.declaration(app.registry, name) for name in _offered(app, loaded)),
         tool_choice=transcripts.NO_TOOLS if _tools_off(loaded) else transcripts.AUTO,
         parallel=model.parallel_calls,
-        max_output_tokens=budgets.output_limit(
-            loaded.profile.budgets, _spent(loaded.operation), model.max_output_tokens
-        ),
+        max_output_tokens=budgets.output_limit(loaded.profile.budgets, _spent(loaded), model.max_output_tokens),
         parameters=model.parameters,
         output_schema=loaded.profile.output_schema,
         server_state=model.server_state,
@@ -254,19 +267,15 @@ def _record_proposals(app: App, loaded: Loaded, asked: Asked) -> None:
         writes_used=loaded.operation.writes_used,
         per_tool=Counter(call.tool for call in loaded.calls if call.code not in recording.NOT_COUNTED),
         actions=[_known(app, action) for action in loaded.actions],
+        worn_out=worn_out(_answers(loaded)),
     )
     verdicts = judge(bench, asked.reply.calls)
-    stale = not brings_something_new(
-        [(call.tool, call.arguments_sha256) for call in loaded.calls],
-        [(verdict.call.name, verdict.arguments_sha256) for verdict in verdicts],
-    )
 
     def work(connection: Any) -> list[engine.Wake]:
         with engine.Unit(connection, f"worker:{app.worker}") as unit:
             held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
             if held is not None:
-                counted = replace(held, stale_turns=held.stale_turns + 1 if stale else 0)
-                recording.proposals(unit, loaded, counted, asked, verdicts, bench)
+                recording.proposals(unit, loaded, held, asked, verdicts, bench)
         return unit.wakes
 
     wakes = app.database.transact(work)

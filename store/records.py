@@ -53,7 +53,6 @@ class OperationRecord:
     output_tokens: int
     cost_usd: Decimal
     result_bytes: int
-    stale_turns: int
     told: bool
     last_response_id: str | None
     created_at: datetime

@@ -98,7 +98,6 @@ operations = Table(
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
     Column("cost_usd", Numeric(18, 9), nullable=False, server_default="0"),
     Column("result_bytes", BigInteger, nullable=False, server_default="0"),
-    _count("stale_turns"),  # turns in a row that brought nothing new
     Column("told", Boolean, nullable=False, server_default=text("false")),
     Column("last_response_id", Text, nullable=True),
     Column("final_text", Text, nullable=True),

@@ -63,7 +63,6 @@ def upgrade() -> None:
         sa.Column("output_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("cost_usd", sa.Numeric(precision=18, scale=9), server_default="0", nullable=False),
         sa.Column("result_bytes", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("stale_turns", sa.Integer(), server_default="0", nullable=False),
         sa.Column("told", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("last_response_id", sa.Text(), nullable=True),
         sa.Column("final_text", sa.Text(), nullable=True),
