@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli_audit import audit
 from orchestrator.cli_report import EXIT_CODES, reported
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 command = partial(app.command, epilog=EXIT_CODES)
+app.add_typer(audit, name="audit")
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Profile = Annotated[str, typer.Option("--profile", "-p", help="Name of a registered profile.")]

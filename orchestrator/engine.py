@@ -114,11 +114,14 @@ def _end(unit: Unit, operation: OperationRecord, changes: dict[str, Any]) -> dic
     reads = calls.unstarted(unit.connection, operation.operation_id)
     for call in reads:
         settle_call(unit, call, CallState.REJECTED, results.error("rejected", code))
+    # Rows that were tampered with may not fit the counts; the operation must end all the same.
+    open_reads = max(0, changes.get("open_reads", operation.open_reads) - len(reads))
+    open_calls = changes.get("open_calls", operation.open_calls) - settled - len(reads)
     return {
         "pending": _terminal_record(unit, operation.operation_id),
         "ended_at": func.clock_timestamp(),
-        "open_calls": changes.get("open_calls", operation.open_calls) - settled - len(reads),
-        "open_reads": changes.get("open_reads", operation.open_reads) - len(reads),
+        "open_calls": max(open_reads, open_calls),
+        "open_reads": open_reads,
         "held_reads": 0,
     }
 

@@ -45,8 +45,14 @@ class Settings(BaseModel):
     # Beyond the 900 s after which Redis delivers a dead worker's messages again; each envelope works once in any case.
     envelope_seconds: float = Field(default=3600.0, gt=0)
     senders: Mapping[str, Sender] = Field(default_factory=dict)
+    completion_key_env: str | None = None  # environment variable with the key that signs completion tokens
+    completion_seconds: float = Field(default=7 * 86400.0, gt=0)
     send_events: bool = False  # task events for Flower
     heartbeat_file: Path | None = None  # touched every few seconds, for a health check
+    anchor_file: Path | None = None  # the sweeper writes the audit's chain heads there; best on other storage
+    anchor_key_env: str | None = None  # environment variable with the key that signs them
+    anchor_key_file: Path | None = None  # or the file with it
+    anchor_seconds: float = Field(default=60.0, gt=0)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Settings":

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from executors import results
 from orchestrator import binding, dispatch, engine
 from orchestrator.app import App
+from orchestrator.auditing import Anchoring
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain.action import ActionState
@@ -37,7 +38,11 @@ _LOCK = 0x7471_7377  # "tqsw"
 
 
 def run(app: App, stop: threading.Event) -> None:
-    """Sweep until told to stop. Waits for the lock of another sweeper; an unreachable server is waited for."""
+    """Sweep until told to stop. Waits for the lock of another sweeper; an unreachable server is waited for.
+
+    Raises ConfigError when anchoring is half configured.
+    """
+    anchoring = Anchoring.configured(app.database, app.settings)
     while not stop.is_set():
         beat(app.settings.heartbeat_file)
         try:
@@ -46,6 +51,8 @@ def run(app: App, stop: threading.Event) -> None:
                 while held and not stop.is_set():
                     still_there(guard)  # the lock lives with this session
                     run_once(app)
+                    if anchoring:
+                        anchoring.step()
                     beat(app.settings.heartbeat_file)
                     stop.wait(app.settings.sweep_seconds * random.uniform(0.8, 1.2))  # noqa: S311
                 guard.invalidate()  # ends the session and with it the lock

@@ -203,6 +203,6 @@ def _attempts(
     views = []
     for row in operations.attempts_of(connection, operation_id):
         call = by_key.get(row["call_key"])
-        tool = call.tool if call else tools[row["action_id"]]
+        tool = call.tool if call else tools.get(row["action_id"], "")  # the row of a tampered call may be gone
         views.append(AttemptView(**row, call_id=call.call_id if call else None, tool=tool))
     return views

@@ -1,4 +1,4 @@
-"""The support scenario in the test's process: real PostgreSQL, model server and shop; only the broker hop is left out."""
+"""The support scenario in the test's process: real PostgreSQL, model server and shop, without the broker's hop."""
 
 from collections import Counter
 from collections.abc import Iterator
