@@ -1,9 +1,9 @@
 """Replay a workload folder through real servers and workers, and check everything that it says.
 
-    python -m tests.replay DIR [--volume] [--provider NAME] [--stream] [--workers N] [--json]
+    python -m tests.replay DIR [--volume] [--provider NAME] [--stream] [--kill-every S [--seed N]] [--json]
 
-Exit code 0 only when every task, batch, error case and authorization case came out right and no effect happened twice;
-2 where it could not be replayed.
+Exit code 0 only when every task, batch, error case, authorization case and recorded conversation came out right and no
+effect happened twice; 2 where it could not be replayed.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from embedded.stack import exit_on_sigterm
 from orchestrator.domain.errors import TurnqueueError
 from tests.replay.domains import Domain, domain
-from tests.replay.launch import launch
+from tests.replay.kills import QUICK, Killer
+from tests.replay.launch import Running, launch
 from tests.replay.report import Report
 from tests.replay.runner import OnProgress, Runner
 from tests.replay.workload import Workload, digest
@@ -34,6 +35,8 @@ class Options:
     stream: bool
     workers: int
     in_flight: int
+    kill_every: float | None
+    seed: int
     json: bool
     keep: bool
 
@@ -48,6 +51,8 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument(
         "--in-flight", type=int, default=32, metavar="N", help="operations at once, default %(default)s"
     )
+    parser.add_argument("--kill-every", type=float, metavar="S", help="SIGKILL a random worker every S seconds or so")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of --kill-every (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
     parser.add_argument("--keep", action="store_true", help="keep data and logs; stderr says where")
     return Options(**vars(parser.parse_args(arguments)))
@@ -65,13 +70,18 @@ def load(folder: Path) -> tuple[Workload, Domain]:
 def replay(options: Options, workload: Workload, about: Domain, console: Console) -> Report:
     """Start everything, run it, stop everything. Raises TurnqueueError where something does not start."""
     with launch(
-        about, provider=options.provider, stream=options.stream, workers=options.workers, keep=options.keep
+        about,
+        provider=options.provider,
+        stream=options.stream,
+        workers=options.workers,
+        keep=options.keep,
+        env=QUICK if options.kill_every else {},
     ) as running:
         if options.keep:
             console.print(f"logs: {running.home / 'logs'}", markup=False)
         running.records.seed(workload.state())
-        with progress(console) as on_progress:
-            return Runner(
+        with progress(console) as on_progress, _killing(options, running) as killer:
+            report = Runner(
                 workload=workload,
                 client=running.client,
                 records=running.records,
@@ -81,6 +91,17 @@ def replay(options: Options, workload: Workload, about: Domain, console: Console
                 recorded_ids=options.provider.startswith("openai"),
                 in_flight=options.in_flight,
             ).run(volume=options.volume)
+        report.kills = killer.kills if killer else None
+        return report
+
+
+@contextmanager
+def _killing(options: Options, running: Running) -> Iterator[Killer | None]:
+    if not options.kill_every:
+        yield None
+        return
+    with Killer(running.stack, running.names, seed=options.seed, every=options.kill_every) as killer:
+        yield killer
 
 
 @contextmanager

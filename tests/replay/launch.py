@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -26,26 +26,34 @@ class Running:
     model: ScriptedModel
     stack: Stack
     home: Path
+    names: tuple[str, ...]  # of the worker processes in `stack`
 
 
 @contextmanager
 def launch(
-    about: Domain, *, provider: str, stream: bool = False, workers: int = 1, keep: bool = False
+    about: Domain,
+    *,
+    provider: str,
+    stream: bool = False,
+    workers: int = 1,
+    keep: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Start everything and wait until it is ready. `keep` leaves data and logs in `home`."""
+    """Start everything and wait until it is ready. `keep` leaves data and logs in `home`; all processes get `env`."""
     with _servers(keep) as servers, ScriptedModel.start() as model:
         model_url = _model_url(model, provider)
         tools = about.environment(
             database_url=servers.database_url, model_url=model_url, provider=provider, stream=stream
         )
-        env = {**tools, "TURNQUEUE_QUEUE_PREFIX": f"replay-{uuid.uuid4().hex[:8]}:"}
+        env = {**(env or {}), **tools, "TURNQUEUE_QUEUE_PREFIX": f"replay-{uuid.uuid4().hex[:8]}:"}
+        kinds = _workers(workers)
         with (
             closing(about.open(servers.database_url)) as records,
-            Stack(servers, modules=about.modules, env=env, workers=_workers(workers)) as stack,
+            Stack(servers, modules=about.modules, env=env, workers=kinds) as stack,
         ):
             stack.wait_ready()
             with Client.connect({**os.environ, **_settings(servers, about), **env}, about.profile) as client:
-                yield Running(client, records, model, stack, servers.data_dir)
+                yield Running(client, records, model, stack, servers.data_dir, tuple(each.name for each in kinds))
 
 
 @contextmanager

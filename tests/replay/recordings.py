@@ -20,6 +20,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from adapters.arguments import ArgumentError, parse_arguments
 from examples.worlds.overlay import Base
 from examples.worlds.world import Record, RecordKey, Refusal
 from tests.replay.domains import Domain
@@ -147,13 +148,21 @@ class Oracle:
     def _subject(self, recording: Recording) -> str:
         """Whose conversation it is: the owner of the first record that is used."""
         world = PlainWorld(self._base.tables)
-        owners = (self._domain.owner(world, call.arguments) for call in recording.calls)
+        valid = (call for call in recording.calls if call.tool in self._schemas and self._valid(call))
+        owners = (self._domain.owner(world, call.arguments) for call in valid)
         return next((owner for owner in owners if owner is not None), NOBODY)
+
+    def _valid(self, call: Call) -> bool:
+        return self._schemas[call.tool].is_valid(call.arguments)
 
     def _told(self, world: PlainWorld, call: Call, subject: str) -> Told:
         if call.tool not in self._schemas:
             return Told(call, code="UNKNOWN_TOOL")
-        if not self._schemas[call.tool].is_valid(call.arguments):
+        try:
+            parse_arguments(call.text or "")
+        except ArgumentError as error:
+            return Told(call, code=error.code)
+        if not self._valid(call):
             return Told(call, code="INVALID_ARGUMENTS")
         if self._domain.owner(world, call.arguments) not in (None, subject):
             return Told(call, code="FORBIDDEN_RESOURCE")

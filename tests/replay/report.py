@@ -23,6 +23,7 @@ class Report:
     authz_refused: int = 0
     conversations: int = 0
     conversations_passed: int = 0
+    kills: int | None = None  # None: nobody was meant to be killed
     duplicate_effects: int = 0
     wall_s: float = 0.0
 
@@ -47,6 +48,7 @@ class Report:
             "errors": {"cases": self.error_cases, "passed": self.errors_passed},
             "authz": {"cases": self.authz_cases, "refused": self.authz_refused},
             **({"recorded": recorded} if self.conversations else {}),
+            **({"kills": self.kills} if self.kills is not None else {}),
             "duplicate_effects": self.duplicate_effects,
             "wall_s": round(self.wall_s, 2),
         }
@@ -61,6 +63,8 @@ class Report:
         table.add_row("authorization cases", str(self.authz_cases), str(self.authz_refused))
         if self.conversations:
             table.add_row("recorded conversations", str(self.conversations), str(self.conversations_passed))
+        if self.kills is not None:
+            table.add_row("killed workers", str(self.kills), "")
         table.add_row("duplicate effects", str(self.duplicate_effects), "")
         table.add_row("seconds", f"{self.wall_s:.1f}", "")
         console.print(table)

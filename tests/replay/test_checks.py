@@ -1,5 +1,6 @@
 """The comparisons of the replay must notice what is wrong: a check that passes everything proves nothing."""
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ import pytest
 from tests.replay import checks
 from tests.replay.checks import Answered, Outcome
 from tests.replay.jobs import STAFF, authz_job, task_job
+from tests.replay.recordings import Expected, Recording, Told
 from tests.replay.report import Report
 from tests.replay.workload import Action, AuthzCase, Call, ErrorCase, Task, digest
 
@@ -140,6 +142,69 @@ def test_a_task_becomes_an_operation() -> None:
     staff = task_job(replace(TASK, subject=None), "any")
     assert (staff.subject, staff.scopes) == (STAFF, frozenset({"any"}))
     assert task_job(replace(TASK, owners=frozenset({"ann", "bob"})), "any").scopes == {"any"}
+
+
+CONVERSATION = Expected(
+    "ann",
+    (
+        Told(replace(READ, call_id="c1"), data={"id": "1"}),
+        Told(replace(WRITE, call_id="c1"), error="Not now"),
+        Told(Call("think", {}, call_id="c2"), code="UNKNOWN_TOOL"),
+    ),
+    "digest",
+    Counter(),
+)
+ANSWERED = (
+    Answered(CONVERSATION.told[0].call, {"state": "succeeded", "data": {"id": "1"}}, is_error=False),
+    Answered(CONVERSATION.told[1].call, {"state": "failed", "code": "NOT_NOW", "message": "Not now"}, is_error=True),
+    Answered(CONVERSATION.told[2].call, {"state": "rejected", "code": "UNKNOWN_TOOL"}, is_error=True),
+)
+SHOWN = [json.dumps(each.observation) for each in ANSWERED]
+
+
+def test_a_conversation_that_is_right_passes() -> None:
+    played = Outcome("COMPLETED", None, ANSWERED)
+    wrapped = [SHOWN[0], *(f'{{"is_error":true,"output":{text}}}' for text in SHOWN[1:])]
+    assert checks.recording_wrong(CONVERSATION, played, SHOWN) == []
+    assert checks.recording_wrong(CONVERSATION, played, wrapped) == []
+
+
+@pytest.mark.parametrize(
+    ("answered", "shown"),
+    [
+        (ANSWERED[::-1], SHOWN[::-1]),
+        (ANSWERED, [SHOWN[1], SHOWN[0], SHOWN[2]]),
+        (ANSWERED, SHOWN[:2]),
+        ((replace(ANSWERED[0], call=replace(READ, call_id="other")), *ANSWERED[1:]), SHOWN),
+        ((*ANSWERED[:2], replace(ANSWERED[2], is_error=False)), SHOWN),
+        ((ANSWERED[0], replace(ANSWERED[1], observation={"message": "Later"}), ANSWERED[2]), SHOWN),
+        ((replace(ANSWERED[0], observation={"state": "succeeded", "data": {}}), *ANSWERED[1:]), SHOWN),
+    ],
+)
+def test_what_is_wrong_with_a_conversation_is_seen(answered: tuple[Answered, ...], shown: list[str]) -> None:
+    assert checks.recording_wrong(CONVERSATION, Outcome("COMPLETED", None, answered), shown)
+
+
+def test_a_recording_becomes_a_script_as_it_was_written() -> None:
+    function = {"name": "get_thing", "arguments": '{"id": '}
+    data = {
+        "id": "r-1",
+        "replays_identically_on_benchmark_code": False,
+        "messages": [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": function}]},
+            {"role": "tool", "content": "Error: what?"},
+            {"role": "assistant", "content": "Which one?"},
+            {"role": "user", "content": "The second"},
+        ],
+    }
+    recording = Recording.of(data)
+    written = {"name": "get_thing", "arguments_text": '{"id": ', "call_id": "c1"}
+    assert recording.job("ann").script() == {"id": "r-1", "turns": [{"calls": [written]}, {"text": "Which one?"}]}
+    assert recording.job("ann").input == "[script:r-1] Hello"
+    assert recording.results == ("Error: what?",)
+    own_ids = recording.with_ids_of_the_service().job("ann").script()["turns"][0]["calls"]
+    assert own_ids == [{**written, "call_id": None}]
 
 
 def test_a_report_is_right_only_when_everything_is() -> None:

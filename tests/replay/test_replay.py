@@ -1,4 +1,4 @@
-"""The command itself, through real servers and workers: the whole retail workload, and a workload that is wrong."""
+"""The command itself, through real servers and workers: the retail and airline workloads, and one that is wrong."""
 
 import json
 import subprocess
@@ -32,6 +32,23 @@ def test_the_retail_workload_comes_out_right() -> None:
         "batch": {"tasks": 46, "ok": True},
         "errors": {"cases": 56, "passed": 56},
         "authz": {"cases": 42, "refused": 42},
+        "duplicate_effects": 0,
+    }
+    assert status == 0
+
+
+def test_the_airline_workload_and_the_recorded_conversations_come_out_right() -> None:
+    status, report = run(shared("workloads/tau_airline"))
+    assert report.pop("wall_s") > 0
+    assert report == {
+        "workload": "tau_airline",
+        "tasks": 35,
+        "passed": 35,
+        "failed": [],
+        "batch": {"tasks": 28, "ok": True},
+        "errors": {"cases": 34, "passed": 34},
+        "authz": {"cases": 20, "refused": 20},
+        "recorded": {"conversations": 73, "passed": 73},
         "duplicate_effects": 0,
     }
     assert status == 0
