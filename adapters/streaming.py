@@ -13,6 +13,7 @@ from adapters.base import Completion, HttpResponse, ModelRequest, Progress, Repl
 from adapters.documents import UnreadableBody, clean_text, read_event, read_json
 from adapters.failures import INTERRUPTED, protocol_failure
 
+_MAX_NAMES = 100  # so many names of so many bytes
 _MAX_JUNK = 64  # lines kept after the first event, where only a bare error object could still matter
 
 
@@ -32,6 +33,7 @@ class SseDecoder:
         self._first = True
         self._event = ""
         self._data: list[bytes] = []
+        self._names: dict[bytes, str] = {}  # of events, by their line: few are used and each comes often
         self.junk: list[bytes] = []  # lines that are no SSE at all, for servers that answer with bare JSON
 
     def feed(self, chunk: bytes) -> Iterator[SseEvent]:
@@ -86,11 +88,18 @@ class SseDecoder:
             elif line.startswith(b"data:"):
                 data.append(line[5:])
             elif line.startswith(b"event:"):
-                name = line[6:].strip().decode(errors="replace")
+                known = self._names.get(line)
+                name = known if known is not None else self._name(line)
             elif not line.startswith((b":", b"id:", b"retry:")):
                 self.junk.append(line)
         self._event = name
         return events
+
+    def _name(self, line: bytes) -> str:
+        name = line[6:].strip().decode(errors="replace")
+        if len(self._names) < _MAX_NAMES and len(line) < _MAX_NAMES:
+            self._names[line] = name
+        return name
 
 
 class EventAccumulator(ABC):
