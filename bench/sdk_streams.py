@@ -7,6 +7,7 @@ try:
     import anthropic
     import httpx2
     import openai
+    from google import genai
 except ImportError:  # the dependency group `sdk` is not installed: no comparison
     SDKS: dict[str, Callable[[Iterator[bytes]], Any]] = {}
 else:
@@ -42,4 +43,24 @@ else:
         with client.messages.stream(model="m", max_tokens=1024, messages=said) as stream:
             return stream.get_final_message()
 
-    SDKS = {"openai-chat": chat, "openai-responses": responses, "anthropic-messages": messages}
+    def _google(pieces: Iterator[bytes]) -> genai.Client:
+        options = genai.types.HttpOptions(base_url="http://model.test", httpx_client=_client(pieces))
+        return genai.Client(api_key="none", http_options=options)
+
+    # Google's SDK puts nothing together: what it costs to read the parts one by one is what there is to compare with.
+    def generate(pieces: Iterator[bytes]) -> Any:
+        chunks = _google(pieces).models.generate_content_stream(model="m", contents="Go.")
+        contents = [candidate.content for chunk in chunks for candidate in chunk.candidates or ()]
+        return [part for content in contents if content for part in content.parts or ()]
+
+    def interactions(pieces: Iterator[bytes]) -> Any:
+        asked = {"model": "m", "input": "Go.", "stream": True, "automatic_continuation": False}
+        return list(_google(pieces).interactions.create(**asked))
+
+    SDKS = {
+        "openai-chat": chat,
+        "openai-responses": responses,
+        "anthropic-messages": messages,
+        "gemini-generate": generate,
+        "gemini-interactions": interactions,
+    }

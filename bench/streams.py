@@ -29,7 +29,8 @@ REQUEST = ModelRequest("m", "", (UserText("Go."),), (ToolDeclaration("write", "w
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stream. `growth` is time for the large stream over time for the small one; `*_x_*` are multiples of a size."""
+    """One stream. `growth` is the time for the large one over that for the small one, `peak_x_stream` peak memory over
+    the bytes of the stream, `ratio` our speed over the SDK's (on the small stream)."""
 
     api: str
     kind: str
