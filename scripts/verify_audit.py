@@ -43,21 +43,25 @@ class Wrong(Exception):
 
 
 def canonical(value):
-    if value is None or value is True or value is False:
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        value.encode()  # a lone surrogate has no canonical form: UnicodeEncodeError is a ValueError
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, int):
-        if abs(value) >= 2**53:
-            raise ValueError("integer out of range")
-        return str(value)
+    if plain(value):  # names in ASCII sort the same by code point and by UTF-16 unit
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     if isinstance(value, list):
         return "[" + ",".join(map(canonical, value)) + "]"
+    names = sorted(value, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+    return "{" + ",".join(canonical(name) + ":" + canonical(value[name]) for name in names) + "}"
+
+
+def plain(value):
+    """Whether all names are ASCII. Raises ValueError for a value that does not occur or has no canonical form."""
     if isinstance(value, dict):
-        names = sorted(value, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
-        return "{" + ",".join(canonical(name) + ":" + canonical(value[name]) for name in names) + "}"
-    raise ValueError(f"no canonical form for {type(value).__name__}")
+        return all(name.isascii() and plain(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return all(plain(inner) for inner in value)
+    if value is not None and not isinstance(value, (str, int)):
+        raise ValueError(f"no canonical form for {type(value).__name__}")
+    if isinstance(value, int) and abs(value) >= 2**53:
+        raise ValueError("integer out of range")
+    return True
 
 
 def digest(domain, value):

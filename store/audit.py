@@ -31,7 +31,7 @@ _APPEND = text(
         SELECT * FROM unnest(CAST(:kinds AS text[]), CAST(:subject_ids AS text[]), CAST(:bodies AS text[]),
                              CAST(:digests AS text[])) WITH ORDINALITY AS e(kind, subject_id, body, digest, n)),
     start AS (
-        SELECT o.operation_id, o.tenant, sha256(convert_to(o.tenant, 'UTF8')) AS tenant_sha256, c.at,
+        SELECT o.tenant, sha256(convert_to(o.tenant, 'UTF8')) AS tenant_sha256, c.at,
                int8send(CAST(extract(epoch FROM c.at) * 1000000 AS bigint)) AS at_bytes,
                coalesce(h.seq, 0) AS seq, coalesce(h.sha256, :genesis) AS sha256
         FROM operations o CROSS JOIN (SELECT clock_timestamp() AS at) c
@@ -39,17 +39,19 @@ _APPEND = text(
                            ORDER BY a.seq DESC LIMIT 1) h ON true
         WHERE o.operation_id = :operation_id),
     link AS (
-        SELECT CAST(0 AS bigint) AS n, seq, CAST(NULL AS text) AS prev, sha256 FROM start
+        SELECT CAST(0 AS bigint) AS n, s.*, CAST(NULL AS text) AS prev, CAST(NULL AS text) AS kind,
+               CAST(NULL AS text) AS subject_id, CAST(NULL AS text) AS body, CAST(NULL AS text) AS digest FROM start s
         UNION ALL
-        SELECT e.n, l.seq + 1, l.sha256,
+        SELECT e.n, l.tenant, l.tenant_sha256, l.at, l.at_bytes, l.seq + 1,
                encode(sha256(convert_to('{chain.LINK}', 'UTF8') || decode('00', 'hex') || decode(l.sha256, 'hex')
-                             || int8send(CAST(l.seq + 1 AS bigint)) || s.at_bytes || s.tenant_sha256
-                             || decode(e.digest, 'hex')), 'hex')
-        FROM link l JOIN entry e ON e.n = l.n + 1 CROSS JOIN start s)
+                             || int8send(CAST(l.seq + 1 AS bigint)) || l.at_bytes || l.tenant_sha256
+                             || decode(e.digest, 'hex')), 'hex'),
+               l.sha256, e.kind, e.subject_id, e.body, e.digest
+        FROM link l JOIN entry e ON e.n = l.n + 1)
     INSERT INTO audit (operation_id, seq, tenant, kind, subject_id, actor, body, at, entry_sha256, prev_sha256, sha256)
-    SELECT s.operation_id, l.seq, s.tenant, e.kind, e.subject_id, CAST(:actor AS text), CAST(e.body AS jsonb), s.at,
-           e.digest, l.prev, l.sha256
-    FROM link l JOIN entry e ON e.n = l.n CROSS JOIN start s ORDER BY l.n
+    SELECT :operation_id, seq, tenant, kind, subject_id, CAST(:actor AS text), CAST(body AS jsonb), at, digest, prev,
+           sha256
+    FROM link WHERE n > 0
     """
 )
 

@@ -6,12 +6,16 @@ import threading
 from itertools import pairwise
 
 import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
 from orchestrator import engine
-from orchestrator.domain import chain
+from orchestrator.domain import chain, digests
 from store import audit, operations
 from tests.audit.bench import Bench
+from tests.audit.world import script
 from tests.store.rows import Rows
 
 ZERO = "00" * 32
@@ -37,7 +41,9 @@ def test_vectors_written_out_by_hand() -> None:
     assert chain.link_sha256(prev=ZERO, seq=7, at=256, tenant="acme", entry=entry) == link
 
 
-@pytest.mark.parametrize("body", [{"a": 1.0}, {"a": [{"b": 0.5}]}, {"a": b"x"}, {"a": 2**53}, {"a": "\ud800"}])
+@pytest.mark.parametrize(
+    "body", [{"a": 1.0}, {"é": 1, "b": [0.5]}, {"a": [{"é": 1}, 1.5]}, {"a": b"x"}, {"a": 2**53}, {"a": "\ud800"}]
+)
 def test_bodies_that_would_come_back_otherwise_are_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         chain.entry_sha256("op_1", "k", None, "a", body)
@@ -135,3 +141,18 @@ def test_a_writer_without_the_lock_is_refused(bench: Bench, operation_id: str) -
     thread.join()
     assert len(failures) == 1
     assert [row["actor"] for row in links(bench, operation_id)] == ["first"]
+
+
+names = st.text(st.characters(codec="utf-8"), max_size=3) | st.sampled_from(["\ue000", "\U0001f980", "a", "b"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | st.text(st.characters(codec="utf-8"), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(names, values, max_size=4))
+def test_both_writers_of_canonical_json_are_rfc_8785(body: dict[str, object]) -> None:
+    entry = {"operation_id": "op", "kind": "k", "subject_id": None, "actor": "é", "body": body}
+    assert script().canonical(body).encode() == rfc8785.dumps(body)
+    assert chain.entry_sha256("op", "k", None, "é", body) == digests.sha256("audit-entry-v1", entry)
