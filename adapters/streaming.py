@@ -59,7 +59,13 @@ class SseDecoder:
         last = lines.pop()
         if lines and self._pieces:
             self._pieces.append(lines[0])
-            lines[0] = b"".join(self._pieces)
+            if self._pieces[0].startswith(b"data: "):  # its mark goes before the joining: the line may be megabytes
+                self._pieces[0] = self._pieces[0][6:]
+                self._data.append(b"".join(self._pieces))
+                self._first = False
+                del lines[0]
+            else:
+                lines[0] = b"".join(self._pieces)
             self._pieces.clear()
         if last:
             self._pieces.append(last)
