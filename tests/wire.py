@@ -41,8 +41,9 @@ _PATHS = {"/responses": "openai-responses", "/chat/completions": "openai-chat", 
 def supported(recorded: dict[str, Any]) -> str | None:
     """The adapter's name for a recorded exchange, or None where there is none."""
     api = APIS.get(recorded["api"])
-    if api is None:  # refused requests are filed under "error"
-        api = next((name for end, name in _PATHS.items() if as_text(recorded.get("path")).endswith(end)), None)
+    if recorded["api"] == "error":  # refused requests, of any format or none: failures are read alike in all of them
+        path = as_text(recorded.get("path"))
+        api = next((name for end, name in _PATHS.items() if path.endswith(end)), "openai-chat")
     return api if api in ADAPTERS else None
 
 
