@@ -99,7 +99,7 @@ class ModelRequest:
 class Endpoint:
     """Where to send it. `api_key` is resolved from its reference just before sending and never printed."""
 
-    base_url: str  # OpenAI: ".../v1"; Azure: the resource's endpoint; Gemini: the host, or ".../v1beta", or Vertex ".../locations/L"
+    base_url: str  # OpenAI: ".../v1"; Azure: the resource's endpoint; Gemini: see its module
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     azure_deployment: str | None = None  # set: Azure's URL and `api-key` header
