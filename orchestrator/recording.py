@@ -41,8 +41,13 @@ def other(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "As
         operations.insert_items(unit.connection, [row])
         changes |= {"next_seq": held.next_seq + 1, "asks": 0, "lost": 0, "last_response_id": reply.response_id}
     if not isinstance(event, e.TurnDeferred | e.Paused):
-        changes["final_text"] = reply.refusal or reply.text or None
+        changes["final_text"] = reply.refusal or _answer(loaded, reply.text)
     engine.apply(unit, held, event, **changes)
+
+
+def _answer(loaded: "Loaded", text: str) -> str | None:
+    """What the caller gets: by the output schema where it fits, else as it was written."""
+    return (transcripts.fitted(loaded.profile.output_schema, text) or text) or None
 
 
 def insert_turn(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "Asked") -> None:

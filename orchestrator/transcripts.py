@@ -10,6 +10,7 @@ import jsonschema
 
 from adapters.arguments import ArgumentError, parse_arguments
 from adapters.base import Reply, ToolChoice, ToolDeclaration
+from adapters.schema import restore_optional
 from executors.registry import Registry
 from orchestrator import binding
 from orchestrator.domain import digests
@@ -119,14 +120,23 @@ def declaration(registry: Registry, name: str) -> ToolDeclaration:
     return ToolDeclaration(spec.name, spec.description, dict(spec.schema))
 
 
-def output_valid(schema: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether a final text fits the profile's output schema; any text does where there is none."""
+def fitted(schema: Mapping[str, Any] | None, text: str) -> str | None:
+    """A final text in the form that the profile's output schema describes; None where it does not fit.
+
+    Any text fits where there is no schema. The strict form of a schema makes a model write null for what it wants to
+    leave out: such members are taken out again, because the canonical schema need not allow them.
+    """
     if schema is None:
-        return True
+        return text
     try:
-        return bool(_validator(digests.canonical(schema)).is_valid(parse_arguments(text)))
+        answer = parse_arguments(text)
     except ArgumentError:
-        return False
+        return None
+    validator = _validator(digests.canonical(schema))
+    if validator.is_valid(answer):
+        return text
+    restored = restore_optional(answer, dict(schema))
+    return json.dumps(restored, ensure_ascii=False) if validator.is_valid(restored) else None
 
 
 @lru_cache(maxsize=64)

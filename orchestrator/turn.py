@@ -328,9 +328,18 @@ def _answered(loaded: Loaded, reply: Reply) -> e.Answered:
     return e.Answered(
         missing=tuple(name for name in loaded.profile.required_tools if name not in done | proven),
         unresolved=any(action.state in UNRESOLVED for action in loaded.actions),
-        output_valid=transcripts.output_valid(loaded.profile.output_schema, reply.text),
+        output_valid=transcripts.fitted(loaded.profile.output_schema, reply.text) is not None,
+        refused_for=_refused_for(loaded),
         may_tell=not loaded.operation.told and loaded.operation.turn < loaded.profile.budgets.turns,
     )
+
+
+def _refused_for(loaded: Loaded) -> Reason | None:
+    """The budget for which a call was refused, if any was: something that the model wanted to do was not done."""
+    codes = {call.code for call in loaded.calls}
+    if "WRITE_BUDGET" in codes:
+        return Reason.WRITE_BUDGET
+    return Reason.CALL_BUDGET if codes & {"CALL_BUDGET", "TOOL_CALL_BUDGET"} else None
 
 
 def _failed(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:

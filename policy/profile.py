@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from orchestrator.domain.errors import ConfigError
 
@@ -74,7 +74,25 @@ class Profile(_Frozen):
     budgets: Budgets = Budgets()
     prices: Prices = Prices()
     required_tools: tuple[str, ...] = ()
-    output_schema: dict[str, Any] | None = None
+    output_schema: dict[str, Any] | None = Field(
+        default=None, description="JSON Schema of the final answer, for example a pydantic model's model_json_schema()"
+    )
+
+    @field_validator("output_schema")
+    @classmethod
+    def _checked_schema(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """No answer would fit a broken schema, and an answer is an object."""
+        if value is None:
+            return None
+        from jsonschema import Draft202012Validator, SchemaError  # noqa: PLC0415 - slow to import, and rarely needed
+
+        try:
+            Draft202012Validator.check_schema(value)
+        except SchemaError as error:
+            raise ValueError(f"no valid JSON Schema: {error.message}") from None
+        if value.get("type", "object") != "object":
+            raise ValueError("the answer must be an object: give the schema the type 'object'")
+        return value
 
     @property
     def digest(self) -> str:

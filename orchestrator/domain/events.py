@@ -49,13 +49,15 @@ class Answered:
     """The reply is a final text with an explicit completion reason; is there evidence for it?
 
     `missing` are required tools that have not succeeded, `unresolved` says that a write is started, unknown or
-    pending, `may_tell` that the model can still be told and asked again.
+    pending, `may_tell` that the model can still be told and asked again. `refused_for` is the budget for which a call
+    of the operation was refused: what was left undone is not called complete.
     """
 
     missing: tuple[str, ...] = ()
     unresolved: bool = False
     output_valid: bool = True
     may_tell: bool = True
+    refused_for: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,8 @@ def _answered(event: e.Answered, now: datetime) -> OperationDecision:
     if not event.output_valid:
         text = "The answer does not fit the required output schema. Answer again with exactly that JSON."
         return _tell(event, text, now) or _end(S.INCOMPLETE, Reason.OUTPUT_INVALID)
+    if event.refused_for is not None:
+        return _end(S.INCOMPLETE, event.refused_for)
     return _end(S.COMPLETED)
 
 

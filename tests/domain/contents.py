@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from orchestrator.domain import events as e
-from orchestrator.domain.model import FAILED_REASONS, INCOMPLETE_REASONS, Outstanding
+from orchestrator.domain.model import FAILED_REASONS, INCOMPLETE_REASONS, Outstanding, Reason
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=30)
@@ -24,7 +24,10 @@ OPERATION_EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     e.TurnFailed: st.builds(e.TurnFailed, st.sampled_from(sorted(FAILED_REASONS))),
     e.Proposed: st.builds(e.Proposed),
     e.Answered: st.builds(
-        e.Answered, st.lists(st.sampled_from(["refund", "mail"]), max_size=2).map(tuple), *[st.booleans()] * 3
+        e.Answered,
+        st.lists(st.sampled_from(["refund", "mail"]), max_size=2).map(tuple),
+        *[st.booleans()] * 3,
+        refused_for=st.sampled_from([None, Reason.CALL_BUDGET, Reason.WRITE_BUDGET]),
     ),
     e.Refused: st.builds(e.Refused),
     e.Truncated: st.builds(e.Truncated),
@@ -60,7 +63,10 @@ SAMPLES: dict[type[Any], list[Any]] = {
     e.TurnDeferred: [e.TurnDeferred(LATER)],
     e.TurnFailed: [e.TurnFailed(reason) for reason in FAILED_REASONS],
     e.Proposed: [e.Proposed()],
-    e.Answered: [e.Answered(m, *rest) for m, *rest in product(((), ("refund",)), _YES_NO, _YES_NO, _YES_NO)],
+    e.Answered: [
+        e.Answered(m, *rest, refused_for=budget)
+        for m, *rest, budget in product(((), ("refund",)), _YES_NO, _YES_NO, _YES_NO, (None, Reason.CALL_BUDGET))
+    ],
     e.Refused: [e.Refused()],
     e.Truncated: [e.Truncated()],
     e.Paused: [e.Paused()],

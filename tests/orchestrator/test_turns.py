@@ -1,8 +1,10 @@
 """One turn: what the model is asked, what its replies become, and which failures are asked again."""
 
+import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from orchestrator import turn
 from orchestrator.app import App
@@ -162,6 +164,29 @@ def test_output_schema(desk: Desk) -> None:
     assert desk.run(good).state == "COMPLETED"
     bad = desk.submit(DONE, {"text": '{"ok":1}'}, output_schema=SCHEMA)
     assert desk.run(bad).reason == "OUTPUT_INVALID"
+
+
+class Verdict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    ok: bool
+    note: str = ""
+    seen: list[str] = []
+
+
+@pytest.mark.parametrize("api", ["openai-responses", "openai-chat"])
+def test_nulls_of_the_strict_form_are_what_the_model_left_out(desk: Desk, api: str) -> None:
+    """OpenAI's strict schemas require every property: a model says null for an optional one that it leaves out."""
+    model = Model(api=api, name=f"nulls-{api}", base_url="$LAB_MODEL_URL")
+    desk.model.add({"id": model.name, "turns": [{"text": '{"ok":true,"note":null,"seen":null}'}]})
+    view = desk.run(desk.submit(model=model, output_schema=Verdict.model_json_schema()))
+    assert (view.state, view.final_text) == ("COMPLETED", '{"ok": true}')
+    [sent] = [request["body"] for request in desk.model.requests(model.name)]
+    assert '"strict": true' in json.dumps(sent)
+
+
+def test_a_null_that_the_schema_does_not_know_is_still_wrong(desk: Desk) -> None:
+    operation = desk.submit(DONE, {"text": '{"ok":null}'}, output_schema=Verdict.model_json_schema())
+    assert desk.run(operation).reason == "OUTPUT_INVALID"
 
 
 # --- bindings ------------------------------------------------------------------------------------------------------
