@@ -14,12 +14,17 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 from sqlalchemy.engine import make_url
 
 from embedded.databases import create_database, drop_database
 from embedded.servers import EmbeddedServers, Servers
 
 _BROKER_DATABASES = count()
+
+# A loaded machine is no reason to fail: what a test must not take longer than is nobody's promise here.
+settings.register_profile("turnqueue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("turnqueue")
 
 
 @pytest.fixture(scope="session")
