@@ -25,6 +25,11 @@ class Answered:
     duplicate: bool = False  # a suppressed duplicate: its result is an old one
 
     @property
+    def tells(self) -> bool:
+        """A suppressed duplicate and our own refusal to ask again say nothing about the world."""
+        return not self.duplicate and self.code != "NO_PROGRESS"
+
+    @property
     def information(self) -> Hashable:
         """What the model learned: the kind of error, or exactly this answer to exactly this question."""
         if self.code is not None:
@@ -37,7 +42,7 @@ def stale_turns(calls: Sequence[Answered]) -> int:
     seen: Counter[Hashable] = Counter()
     stale = 0
     for turn in sorted({call.turn for call in calls}):
-        learned = [call.information for call in calls if call.turn == turn and not call.duplicate]
+        learned = [call.information for call in calls if call.turn == turn and call.tells]
         stale = 0 if any(seen[one] < LOOKS_ALLOWED for one in learned) else stale + 1
         seen.update(learned)
     return stale

@@ -38,6 +38,12 @@ def test_a_suppressed_duplicate_tells_nothing() -> None:
     assert stale_turns([got(1, "a"), got(2, "a", duplicate=True), got(3, "a", duplicate=True)]) == 2
 
 
+def test_the_guards_own_refusal_tells_nothing() -> None:
+    looks = [got(turn, "a") for turn in (1, 2, 3)]
+    refused = [got(turn, "a", "refusal", "NO_PROGRESS") for turn in (4, 5)]
+    assert stale_turns([*looks, *refused]) == 3
+
+
 def test_a_read_is_worn_out_after_three_equal_answers() -> None:
     looks = [got(turn, "a") for turn in (1, 2, 3)]
     assert worn_out(looks[:2]) == frozenset()
