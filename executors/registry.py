@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from executors import questions
 from executors.context import Context
 from executors.outcomes import Reconciled
 from orchestrator.domain.errors import ConfigError
@@ -56,7 +57,9 @@ class ToolSpec:
       other arguments in one operation is a conflict.
     - `unreconcilable=True` is how a `create` tool says that it has neither contract nor handler: its uncertain
       outcomes wait for an operator.
+    - `conclusive_after` is how long after the last send a missing trace may still be a request on its way.
     - `expose` is the allowlist of result fields that the model may see (default: all of the result model).
+    - `untrusted=True`: its results carry text that people outside wrote; having read one, the operation is tainted.
     - `timeout` is seconds per attempt; `concurrency` is the fleet-wide limit of attempts in flight.
     """
 
@@ -83,10 +86,13 @@ class ToolSpec:
     max_attempts: int = 3
     idempotency: IdempotencyContract | None = None
     reconcile: ReconcileHandler | None = None
+    conclusive_after: timedelta = timedelta(seconds=30)  # until then "absent" does not let it be sent again
+    compensation: str | None = None  # the tool that undoes it, offered as an action of its own
     unreconcilable: bool = False
     reference_field: str | None = None  # result field with the downstream's own id
     expose: frozenset[str] | None = None
     max_result_bytes: int = 64 * 1024
+    untrusted: bool = False
     schema: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -199,11 +205,25 @@ def _handler_models(handler: Handler) -> dict[str, type[BaseModel]]:
     return {"arguments": arguments, "result": candidates[0]}
 
 
+def _never_runs(args: BaseModel, ctx: Context) -> questions.Answer:
+    raise AssertionError("a question waits for its answer; no handler runs")
+
+
+ASK_USER = ToolSpec(
+    name=questions.NAME,
+    description=questions.DESCRIPTION,
+    arguments=questions.AskUser,
+    result=questions.Answer,
+    handler=_never_runs,
+    effect=Effect.READ,
+)
+
+
 class Registry:
-    """The tools and profiles this process knows, by name. Refuses duplicates."""
+    """The tools and profiles this process knows, by name, and the built-in `ask_user`. Refuses duplicates."""
 
     def __init__(self) -> None:
-        self._tools: dict[str, ToolSpec] = {}
+        self._tools: dict[str, ToolSpec] = {ASK_USER.name: ASK_USER}
         self._profiles: dict[str, Profile] = {}
 
     def add(self, *specs: ToolSpec) -> None:
@@ -226,7 +246,8 @@ class Registry:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        return tuple(self._tools.values())
+        """Those with a handler, which run in the queues; the built-in one does not."""
+        return tuple(spec for spec in self._tools.values() if spec is not ASK_USER)
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -234,8 +255,14 @@ class Registry:
 
     def check(self) -> None:
         """Every profile's tools exist. Called once, after all modules have registered; raises ConfigError."""
+        for spec in self.tools:
+            if spec.compensation is not None and spec.compensation not in self._tools:
+                raise ConfigError(
+                    "UNKNOWN_TOOL", f"tool {spec.name!r}: compensation names unknown {spec.compensation!r}"
+                )
         for profile in self.profiles:
-            named = (*profile.tools, *profile.required_tools, *profile.budgets.calls_per_tool)
+            ruled = (name for rule in profile.approvals for name in rule.tools)
+            named = (*profile.tools, *profile.required_tools, *profile.budgets.calls_per_tool, *ruled)
             for name in named:
                 if name not in self._tools:
                     raise ConfigError("UNKNOWN_TOOL", f"profile {profile.name!r} names unknown tool {name!r}")

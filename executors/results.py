@@ -7,7 +7,8 @@ and capped in size before anything is stored or shown.
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -46,12 +47,35 @@ def success(spec: ToolSpec, data: Any) -> Observation:
     return Observation(_capped(spec, {"state": "succeeded", "data": data}), is_error=False)
 
 
+def confirmed_without_result(reference: str) -> Observation:
+    """An operator knows that it happened, and not the tool's own answer."""
+    body = {"state": "succeeded", "data": None, "reference": clean(reference)[:MAX_MESSAGE]}
+    return Observation(_dump(body | {"notice": "Confirmed by an operator."}), is_error=False)
+
+
+def stable_code(text: str) -> str:
+    """A code from outside as we store it: capitals, digits and `_`, at most 64."""
+    return re.sub(r"[^A-Z0-9]+", "_", text.upper()).strip("_")[:64] or "REFUSED"
+
+
 def error(state: str, code: str, message: str = "") -> Observation:
     """The observation of anything else. `code` is stable; `message` is cut and freed of credentials."""
     body = {"state": state, "code": code}
     if message:
         body["message"] = clean(message)[:MAX_MESSAGE]
     return Observation(_dump(body), is_error=True, code=code)
+
+
+def answered(answer: Any) -> Observation:
+    """A person's answer to the model's question, as it was given."""
+    return Observation(_dump({"state": "succeeded", "data": {"answer": answer}}), is_error=False)
+
+
+def marked(observation: Observation, marks: Mapping[str, Any]) -> Observation:
+    """The observation with more fields, which say something about it."""
+    if not marks:
+        return observation
+    return replace(observation, text=_dump(json.loads(observation.text) | dict(marks)))
 
 
 def validated(spec: ToolSpec, answer: Any) -> Any:
@@ -119,3 +143,7 @@ def _capped(spec: ToolSpec, body: dict[str, Any]) -> str:
     # JSON text inside a JSON string at most doubles: its quotes and backslashes are escaped once more.
     room = max(0, spec.max_result_bytes - len(_dump(cut).encode())) // 2
     return _dump(cut | {"data_head": whole[:room].decode(errors="ignore")})
+
+
+# What became of a call whose request the caller corrected in the meantime.
+SUPERSEDED = error("superseded", "SUPERSEDED", "The request was corrected before this had a result.")

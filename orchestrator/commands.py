@@ -1,6 +1,6 @@
 """The public verbs. Each validates its input, works in one transaction, and publishes what became due after it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -10,15 +10,18 @@ from orchestrator.app import App
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain.errors import Conflict, NotFound, UserError
-from orchestrator.domain.model import ApprovalState
 from orchestrator.domain.operation import TERMINAL, OperationState
 from orchestrator.ids import new_id
+from orchestrator.people import amend as amend  # noqa: PLC0414
+from orchestrator.people import answer as answer  # noqa: PLC0414
+from orchestrator.people import approve as approve  # noqa: PLC0414
+from orchestrator.people import deny as deny  # noqa: PLC0414
 from orchestrator.submission import Envelope as Envelope  # noqa: PLC0414 - part of this module's interface
 from orchestrator.submission import Submission as Submission  # noqa: PLC0414 - part of this module's interface
 from orchestrator.submission import submission as submission  # noqa: PLC0414 - part of this module's interface
 from orchestrator.views import OperationView, view
 from policy.profile import Profile
-from store import actions, approvals, envelopes, operations
+from store import envelopes, operations
 from store.records import OperationRecord
 
 
@@ -99,59 +102,6 @@ def _existing(connection: Connection, request: Submission, request_sha256: str) 
             f"idempotency_key was used for another request ({found[0]}); use a new key or repeat that request exactly",
         )
     return Submitted(found[0], created=False)
-
-
-# --- decisions -----------------------------------------------------------------------------------------------------
-
-
-def approve(app: App, approval_id: str, *, by: str, reason: str = "", tenant: str | None = None) -> str:
-    """Approve exactly the action that the approval shows. Returns the action id.
-
-    Raises NotFound UNKNOWN_APPROVAL; Conflict NOT_PENDING when it was decided, used or revoked, or has expired.
-    """
-    return _decide(app, approval_id, ApprovalState.APPROVED, by, reason, tenant)
-
-
-def deny(app: App, approval_id: str, *, by: str, reason: str = "", tenant: str | None = None) -> str:
-    """Refuse the action; the model is told and goes on. Same errors as `approve`."""
-    return _decide(app, approval_id, ApprovalState.DENIED, by, reason, tenant)
-
-
-def _decide(app: App, approval_id: str, state: ApprovalState, by: str, reason: str, tenant: str | None) -> str:
-    if not by.strip():
-        raise UserError("BAD_FIELD", "by: name the person who decides")
-
-    def work(connection: Connection) -> tuple[str, list[engine.Wake]]:
-        with engine.Unit(connection, f"approver:{by}") as unit:
-            known = approvals.load(connection, approval_id)
-            if known is None or (tenant is not None and known.tenant != tenant):
-                raise NotFound("UNKNOWN_APPROVAL", f"there is no approval {approval_id!r}")
-            operation = operations.lock(connection, known.operation_id)
-            action = actions.lock(connection, known.action_id)
-            decided = approvals.decide(connection, approval_id, state=state, by=by, reason=reason)
-            if decided is None:
-                raise Conflict("NOT_PENDING", _why_not(approvals.load(connection, approval_id), operation))
-            unit.audit(
-                known.operation_id, f"approval.{state.lower()}", approval_id, action_id=known.action_id,
-                digest=known.action_digest, by=by,
-            )  # fmt: skip
-            event: e.ActionEvent = e.Approved() if state is ApprovalState.APPROVED else e.Blocked("APPROVAL_DENIED")
-            settled = engine.save_action(unit, operation, action, event)
-            engine.progress(unit, replace(operation, open_calls=operation.open_calls - settled))
-            return known.action_id, unit.wakes
-
-    action_id, wakes = app.database.transact(work)
-    app.publish(wakes)
-    return action_id
-
-
-def _why_not(approval: approvals.ApprovalRecord | None, operation: OperationRecord) -> str:
-    if approval is None:
-        return "the approval is gone"
-    if approval.state is ApprovalState.PENDING and approval.expires_at <= operation.now:
-        return f"the approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S %Z}"
-    decided = f" by {approval.decided_by}" if approval.decided_by else ""
-    return f"the approval is {approval.state}{decided}; only a PENDING one can be decided"
 
 
 def cancel(app: App, operation_id: str, *, by: str = "caller", tenant: str | None = None) -> OperationState:

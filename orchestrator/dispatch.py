@@ -6,6 +6,8 @@ transaction. An uncertain outcome is reconciled here too, never sent again becau
 
 import random
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,7 +35,7 @@ from executors.run import (
     run_read,
     run_write,
 )
-from orchestrator import binding, engine, recording
+from orchestrator import binding, completion, engine, recording
 from orchestrator.app import App
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
@@ -42,6 +44,7 @@ from orchestrator.domain.model import ApprovalState, AttemptState, CallState
 from orchestrator.domain.operation import TERMINAL
 from orchestrator.failpoints import failpoint
 from orchestrator.judge import policy_version, still_authorized
+from policy.approvals import Vote, approving
 from policy.base import Principal
 from policy.retry import backoff, may_send_again, retry_at
 from store import actions, approvals, calls, operations, slots
@@ -92,6 +95,8 @@ def _read_outcome(app: App, row: dict[str, Any]) -> ReadOutcome:
     left = row["operation_left"].total_seconds()
     if row["ended"] is not None or left <= 0:
         return Rejected("OPERATION_ENDED", "")
+    if row["revision"] != row["operation_revision"]:
+        return Rejected("SUPERSEDED", "")
     if spec is None:
         return Transient("TOOL_NOT_HERE", UNKNOWN_TOOL_WAIT.total_seconds())
     principal = Principal(row["tenant"], row["subject"], frozenset(row["scopes"]))
@@ -113,28 +118,34 @@ def _context(app: App, spec: ToolSpec, principal: Principal, row: dict[str, Any]
         http=ScopedClient(app.tool_http, deadline, headers),
         action_id=row.get("action_id"),
         idempotency_key=key,
+        completion_token=completion.token(app.settings, row["action_id"], key) if key else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadRecord:
+class ReadRecord:
+    """`evidence` is what was really answered, where the model is told something else."""
+
     state: CallState
     attempt: AttemptState
     observation: results.Observation
     contacted: bool | None
+    evidence: str | None = None
 
 
-def _read_record(outcome: ReadOutcome) -> _ReadRecord:
+def _read_record(outcome: ReadOutcome) -> ReadRecord:
     match outcome:
         case Succeeded(observation, _):
-            return _ReadRecord(CallState.SUCCEEDED, AttemptState.SUCCEEDED, observation, True)
+            return ReadRecord(CallState.SUCCEEDED, AttemptState.SUCCEEDED, observation, True)
         case Rejected("OPERATION_ENDED", _):
             observation = results.error("rejected", "OPERATION_ENDED")
-            return _ReadRecord(CallState.REJECTED, AttemptState.NOT_SENT, observation, False)
+            return ReadRecord(CallState.REJECTED, AttemptState.NOT_SENT, observation, False)
+        case Rejected("SUPERSEDED", _):
+            return ReadRecord(CallState.REJECTED, AttemptState.NOT_SENT, results.SUPERSEDED, False)
         case Rejected(code, message):
-            return _ReadRecord(CallState.FAILED, AttemptState.FAILED, results.error("failed", code, message), True)
+            return ReadRecord(CallState.FAILED, AttemptState.FAILED, results.error("failed", code, message), True)
         case Transient(code, _) | Broken(code):
-            return _ReadRecord(CallState.FAILED, AttemptState.FAILED, results.error("failed", code), None)
+            return ReadRecord(CallState.FAILED, AttemptState.FAILED, results.error("failed", code), None)
 
 
 def _record_read(app: App, row: dict[str, Any], outcome: ReadOutcome) -> None:
@@ -142,45 +153,70 @@ def _record_read(app: App, row: dict[str, Any], outcome: ReadOutcome) -> None:
     if isinstance(outcome, Transient) and _try_again(app, row, outcome, spec):
         return
     record = _read_record(outcome)
-    half = binding.produced(row["binding"], spec if record.attempt is not AttemptState.NOT_SENT else None)
-    whole, binding_sha256 = digests.bind(half, observation=record.observation.text, state=record.state)
+    taints = spec is not None and spec.untrusted and isinstance(outcome, Succeeded | Rejected)
 
     def work(connection: Connection) -> list[engine.Wake]:
         with engine.Unit(connection, f"worker:{app.worker}") as unit:
-            ours = calls.settle(
-                connection,
-                call_key=row["call_key"],
-                fence=row["fence"],
-                state=record.state,
-                code=record.observation.code,
-                observation=record.observation.text,
-                is_error=record.observation.is_error,
-                binding=engine.dump(whole),
-                binding_sha256=binding_sha256,
-                attempt_state=record.attempt,
-                contacted=record.contacted,
-            )
-            if ours:
-                settle_read(unit, row, record.observation, record.state, record.contacted, binding_sha256)
+            settle_read(unit, row, record, spec, taints=taints)
         return unit.wakes
 
-    app.publish(app.database.transact(work))
+    with suppress(NotOurs):
+        app.publish(app.database.transact(work))
+
+
+class NotOurs(Exception):
+    """The fence is another worker's by now: roll back, a zombie changes nothing."""
+
+
+def _superseded(record: ReadRecord) -> ReadRecord:
+    """The caller corrected the request meanwhile: the answer is kept as evidence, and the model told that it is old."""
+    if record.observation is results.SUPERSEDED:
+        return record
+    return replace(
+        record, state=CallState.FAILED, observation=results.SUPERSEDED, evidence=record.observation.text
+    )  # fmt: skip
 
 
 def settle_read(
-    unit: engine.Unit,
-    row: dict[str, Any],
-    observation: results.Observation,
-    state: CallState,
-    contacted: bool | None,
-    binding_sha256: str,
+    unit: engine.Unit, row: Mapping[str, Any], record: ReadRecord, spec: ToolSpec | None, *, taints: bool = False
 ) -> None:
-    """The turn's count after one read has its result; the last one moves the operation on. `row`: a claimed call."""
-    operation = operations.count_read(unit.connection, row["operation_id"], observation.size)  # takes the row's lock
+    """Record a read's one result and count it; the last one moves the operation on. `row`: a claimed call.
+
+    `spec` is None where no handler of ours can have run. Raises NotOurs.
+    """
+    operation = operations.count_read(  # takes the operation's lock, so its revision stands from here on
+        unit.connection,
+        row["operation_id"],
+        revision=row["revision"],
+        size=record.observation.size,
+        superseded_size=results.SUPERSEDED.size,
+        taints=taints,
+    )
+    if operation.revision != row["revision"] and operation.state not in TERMINAL:
+        record = _superseded(record)
+    half = binding.produced(row["binding"] or {}, spec if record.attempt is not AttemptState.NOT_SENT else None)
+    whole, binding_sha256 = digests.bind(half, observation=record.observation.text, state=record.state)
+    ours = calls.settle(
+        unit.connection,
+        call_key=row["call_key"],
+        fence=row["fence"],
+        state=record.state,
+        code=record.observation.code,
+        observation=record.observation.text,
+        is_error=record.observation.is_error,
+        evidence=record.evidence,
+        binding=engine.dump(whole),
+        binding_sha256=binding_sha256,
+        attempt_state=record.attempt,
+        contacted=record.contacted,
+    )
+    if not ours:
+        raise NotOurs
     unit.audit(
-        row["operation_id"], "call.settled", row["call_key"], tool=row["tool"], state=state, code=observation.code,
-        attempts=row["attempts"], contacted=contacted,
-        result_sha256=digests.sha256_bytes(observation.text.encode()), binding_sha256=binding_sha256,
+        row["operation_id"], "call.settled", row["call_key"], tool=row["tool"], state=record.state,
+        code=record.observation.code, attempts=row["attempts"], contacted=record.contacted,
+        result_sha256=whole["result_sha256"], binding_sha256=binding_sha256,
+        evidence_sha256=digests.sha256_bytes(record.evidence.encode()) if record.evidence else None,
     )  # fmt: skip
     if operation.state in TERMINAL:
         return
@@ -274,8 +310,8 @@ def _start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
             code = objection or _objection(app, unit, spec, current, held)
             if code is None:
                 return _mark_started(app, unit, spec, current, held), unit.wakes, True
-            approvals.close(connection, current.action_id, ApprovalState.REVOKED)
-            settled = engine.save_action(unit, held, current, e.Blocked(code))
+            observation = results.SUPERSEDED if code == "SUPERSEDED" else None
+            settled = engine.withdraw(unit, held, current, code, observation)
             engine.progress(unit, replace(held, open_calls=held.open_calls - settled))
             return None, unit.wakes, True
 
@@ -344,12 +380,15 @@ def _objection(
     app: App, unit: engine.Unit, spec: ToolSpec, action: ActionRecord, operation: OperationRecord
 ) -> str | None:
     """Everything that allowed the action, asked again inside the transaction that starts it."""
-    if operation.state in TERMINAL:
-        return "OPERATION_ENDED"
-    if operation.now >= operation.deadline:
-        return "DEADLINE"
-    if operation.revision != action.revision:
-        return "SUPERSEDED"
+    if action.compensates is None:  # an operator may undo what an operation did after its end
+        if operation.state in TERMINAL:
+            return "OPERATION_ENDED"
+        if operation.now >= operation.deadline:
+            return "DEADLINE"
+        if operation.revision != action.revision:
+            return "SUPERSEDED"
+    if spec.version != action.tool_version:
+        return "TOOL_CHANGED"
     version = policy_version(spec, app.profile(operation.profile_digest))
     if version != action.policy_version:
         return "POLICY_CHANGED"
@@ -358,13 +397,26 @@ def _objection(
     )
     if digest != action.digest:
         return "ACTION_CHANGED"
-    approval = approvals.open_of_action(unit.connection, action.action_id)
-    if approval is None or approval.state is ApprovalState.CONSUMED:
-        return None
-    used = approvals.consume(
-        unit.connection, action.action_id, digest=digest, tool_version=spec.version, policy_version=version
-    )
-    return None if used else "APPROVAL_INVALID"
+    return _objection_of_approval(unit, action, operation, digest)
+
+
+def _objection_of_approval(
+    unit: engine.Unit, action: ActionRecord, operation: OperationRecord, digest: str
+) -> str | None:
+    """Consumes the approval, where one is needed: of exactly this action, by enough people, in time, once."""
+    approval = approvals.of_action(unit.connection, action.action_id)
+    if approval is None:
+        return "APPROVAL_MISSING" if action.needs_approval else None
+    if approval.state is ApprovalState.CONSUMED:  # a retry of the action that it was used for, or a second use
+        return None if action.attempts and approval.action_digest == digest else "APPROVAL_USED"
+    if approval.state is ApprovalState.APPROVED and approval.expires_at <= operation.now:
+        return "APPROVAL_EXPIRED"
+    bound = approval.binding(digest)
+    votes = [Vote(v.by, v.decision, v.bound_sha256) for v in approvals.votes(unit.connection, approval.approval_id)]
+    approved = approving(votes, bound_sha256=bound, requester=approval.requester, separate=approval.separate)
+    if bound != approval.bound_sha256 or len(approved) < approval.approvers:
+        return "APPROVAL_INVALID"
+    return None if approvals.consume(unit.connection, approval, digest=digest) else "APPROVAL_INVALID"
 
 
 def _write_outcome(app: App, spec: ToolSpec, started: _StartedAction) -> WriteOutcome:
@@ -423,7 +475,7 @@ def apply_outcome(
     contacted: bool | None,
 ) -> None:
     """Turn an outcome into the action's next state and its operation's. Both rows are locked."""
-    event, observation, changes = _outcome_event(app, spec, operation, action, outcome)
+    event, observation, changes = _outcome_event(app, unit, spec, operation, action, outcome)
     settled = engine.save_action(
         unit, operation, action, event, observation=observation, contacted=contacted, **changes
     )
@@ -435,7 +487,12 @@ def apply_outcome(
 
 
 def _outcome_event(
-    app: App, spec: ToolSpec, operation: OperationRecord, action: ActionRecord, outcome: WriteOutcome | CheckOutcome
+    app: App,
+    unit: engine.Unit,
+    spec: ToolSpec,
+    operation: OperationRecord,
+    action: ActionRecord,
+    outcome: WriteOutcome | CheckOutcome,
 ) -> tuple[e.ActionEvent, results.Observation | None, dict[str, Any]]:
     now = operation.now
     check_at = next_check(app, spec, action, now)
@@ -455,8 +512,18 @@ def _outcome_event(
         case Nowhere():
             if action.state is ActionState.PENDING:
                 return e.OutcomeLost(check_at), None, {"evidence": "ABSENT"}
-            again = operation.state not in TERMINAL and now < operation.deadline and may_repeat(spec, action, now)
+            live = operation.state not in TERMINAL and now < operation.deadline
+            live = live and (action.revision == operation.revision or action.compensates is not None)
+            again = live and may_repeat(spec, action, now) and _is_conclusive(unit, spec, action, now)
             return e.FoundAbsent(again, check_at), None, {"evidence": "ABSENT"}
+
+
+def _is_conclusive(unit: engine.Unit, spec: ToolSpec, action: ActionRecord, now: datetime) -> bool:
+    """Whether the last send is long enough ago for "absent" to mean something. Without a handler nobody was asked."""
+    if spec.reconcile is None:
+        return True
+    sent = actions.last_sent(unit.connection, action.action_id)
+    return sent is None or now >= sent + spec.conclusive_after
 
 
 def may_repeat(spec: ToolSpec, action: ActionRecord, now: datetime) -> bool:

@@ -18,9 +18,9 @@ from orchestrator.domain import events as e
 from orchestrator.domain import operation as operation_machine
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.effects import AskOperator, Settle, StopWork, Tell, WakeAt
-from orchestrator.domain.model import ApprovalState, CallState
+from orchestrator.domain.model import ApprovalState, CallState, QuestionState
 from orchestrator.domain.operation import TERMINAL, OperationState
-from store import actions, approvals, audit, calls, operations
+from store import actions, approvals, audit, calls, operations, questions
 from store.records import ActionRecord, CallRecord, OperationRecord
 
 ORCHESTRATOR_QUEUE = "orchestrator"
@@ -107,23 +107,57 @@ def item_row(operation: OperationRecord, seq: int, kind: str, body: dict[str, An
 def _end(unit: Unit, operation: OperationRecord, changes: dict[str, Any]) -> dict[str, Any]:
     """Stop what has not started and write the terminal record: what happened, what is open, what never began."""
     code = "CANCELLED" if operation.state is OperationState.CANCELLED else "OPERATION_ENDED"
-    settled = 0
-    for action in actions.unstarted(unit.connection, operation.operation_id):
-        approvals.close(unit.connection, action.action_id, ApprovalState.REVOKED)
-        settled += save_action(unit, operation, action, e.Blocked(code))
-    reads = calls.unstarted(unit.connection, operation.operation_id)
-    for call in reads:
-        settle_call(unit, call, CallState.REJECTED, results.error("rejected", code))
-    # Rows that were tampered with may not fit the counts; the operation must end all the same.
-    open_reads = max(0, changes.get("open_reads", operation.open_reads) - len(reads))
-    open_calls = changes.get("open_calls", operation.open_calls) - settled - len(reads)
-    return {
+    held = replace(operation, **{name: changes[name] for name in _counts(operation) if name in changes})
+    held = stop_unstarted(unit, held, code, results.error("rejected", code))
+    return _counts(held) | {
         "pending": _terminal_record(unit, operation.operation_id),
         "ended_at": func.clock_timestamp(),
-        "open_calls": max(open_reads, open_calls),
-        "open_reads": open_reads,
-        "held_reads": 0,
     }
+
+
+def stop_unstarted(
+    unit: Unit, operation: OperationRecord, code: str, observation: results.Observation
+) -> OperationRecord:
+    """Nothing of the turn may be dispatched any more: writes that wait, reads not yet taken, questions without answer.
+
+    What was dispatched goes on. Returns the operation with the counts of what is left open; the caller saves them.
+    """
+    settled = 0
+    for action in actions.unstarted(unit.connection, operation.operation_id):
+        if action.compensates is None:  # an operator's, not the model's
+            settled += withdraw(unit, operation, action, code, observation, check=True)
+    reads = calls.unstarted(unit.connection, operation.operation_id)
+    asked = (
+        questions.close(unit.connection, operation.operation_id, QuestionState.REVOKED) if operation.open_inputs else []
+    )
+    for call in (*reads, *asked):
+        settle_call(unit, call, CallState.REJECTED, observation)
+    # Rows that were tampered with may not fit the counts; the operation must go on all the same.
+    open_reads = max(0, operation.open_reads - len(reads))
+    open_calls = operation.open_calls - settled - len(reads) - len(asked)
+    open_calls = max(open_reads, open_calls)
+    return replace(operation, open_calls=open_calls, open_reads=open_reads, open_inputs=0, held_reads=0)
+
+
+def withdraw(
+    unit: Unit,
+    operation: OperationRecord,
+    action: ActionRecord,
+    code: str,
+    observation: results.Observation | None = None,
+    *,
+    check: bool = False,
+) -> int:
+    """It must not start (again); its approval goes with it. Returns how many calls were settled.
+
+    An action of which an earlier attempt may have arrived is not called rejected: it is unknown, and looked into by
+    its handler (`check`) or by an operator.
+    """
+    approvals.close(unit.connection, action.action_id, ApprovalState.REVOKED)
+    if action.attempts and actions.may_have_arrived(unit.connection, action.action_id):
+        lost = e.OutcomeLost(operation.now if check else None)
+        return save_action(unit, operation, action, lost, contacted=None, evidence=code)
+    return save_action(unit, operation, action, e.Blocked(code), observation=observation)
 
 
 def _terminal_record(unit: Unit, operation_id: str) -> dict[str, list[dict[str, Any]]]:
@@ -160,7 +194,7 @@ def progress(
         return operation
     turn_actions = (
         actions.of_turn(unit.connection, operation.operation_id, operation.turn)
-        if operation.open_calls > operation.open_reads
+        if operation.open_calls > operation.open_reads + operation.open_inputs
         else []
     )
     planned = fanout.plan(
@@ -170,12 +204,12 @@ def progress(
     settled = 0
     for action in turn_actions:
         if action.action_id in planned.block:
-            approvals.close(unit.connection, action.action_id, ApprovalState.REVOKED)
-            settled += save_action(unit, operation, action, e.Blocked("EARLIER_WRITE_NOT_DONE"))
+            settled += withdraw(unit, operation, action, "EARLIER_WRITE_NOT_DONE")
     operation = replace(operation, open_calls=operation.open_calls - settled)
     if planned.release:
         unit.wake_rows(actions.release(unit.connection, planned.release))
-    return apply(unit, operation, event(planned.outstanding), **changes, **_counts(operation))
+    outstanding = replace(planned.outstanding, inputs=operation.open_inputs)
+    return apply(unit, operation, event(outstanding), **changes, **_counts(operation))
 
 
 def _counts(operation: OperationRecord) -> dict[str, int]:
@@ -183,6 +217,7 @@ def _counts(operation: OperationRecord) -> dict[str, int]:
         "open_calls": operation.open_calls,
         "open_reads": operation.open_reads,
         "held_reads": operation.held_reads,
+        "open_inputs": operation.open_inputs,
         "result_bytes": operation.result_bytes,
     }
 
@@ -223,6 +258,7 @@ def save_action(
                 final = True
     if final:
         observation = observation or _observation(decision.state, decision.code or "NOT_DONE")
+        observation = results.marked(observation, _marks(operation, action, decision.state))
         changes |= {
             "code": observation.code, "observation": observation.text, "review": False,
             "settled_at": func.clock_timestamp(),
@@ -237,6 +273,16 @@ def save_action(
     if observation is None or not final:
         return 0
     return settle_waiting(unit, replace(action, state=decision.state), observation)
+
+
+def _marks(operation: OperationRecord, action: ActionRecord, state: ActionState) -> dict[str, Any]:
+    """What the model must know besides the outcome: a person changed the arguments, or the caller the request."""
+    marks: dict[str, Any] = {}
+    if action.replaces is not None:
+        marks |= {"edited_by_person": True, "arguments_used": action.arguments}
+    if action.revision != operation.revision and state is not ActionState.REJECTED:
+        marks["of_earlier_request"] = True
+    return marks
 
 
 def _words(evidence: str | None) -> str | None:

@@ -14,21 +14,24 @@ from pydantic import BaseModel, ValidationError
 
 from adapters.arguments import ArgumentError, parse_arguments
 from adapters.schema import restore_optional
-from executors.registry import Registry, ToolSpec
+from executors.registry import ASK_USER, Registry, ToolSpec
 from orchestrator.domain import digests
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.model import ProposedCall
-from policy.base import Allow, Ask, Deny, Principal
+from policy import approvals
+from policy.base import Allow, Ask, Decision, Deny, Principal
 from policy.profile import Profile
 
 # Rejections after which the same intent may be proposed again: they say "not now", not "no".
 _NOT_NOW = frozenset(
     {
         "EARLIER_WRITE_NOT_DONE",
+        "SUPERSEDED",
         "APPROVAL_EXPIRED",
         "APPROVAL_INVALID",
         "RESOURCE_CHANGED",
         "POLICY_CHANGED",
+        "TOOL_CHANGED",
         "POLICY_UNAVAILABLE",
         "AUTHORIZATION_UNAVAILABLE",
     }
@@ -87,7 +90,15 @@ class Repeat:
     action_id: str
 
 
-Verdict = Refuse | Read | Act | Repeat
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """A question to the caller; the call waits for the answer."""
+
+    spec: ToolSpec
+    arguments: dict[str, Any]
+
+
+Verdict = Refuse | Read | Act | Repeat | Inquire
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ class Bench:
     writes_used: int
     per_tool: Counter[str]
     actions: Sequence[KnownAction] = field(default_factory=list)
+    tainted: bool = False  # the model has been shown untrusted text
     worn_out: frozenset[tuple[str, str]] = frozenset()  # reads (tool, arguments digest) whose answer stays the same
 
 
@@ -171,41 +183,88 @@ def _judge_one(bench: Bench, known: Sequence[KnownAction], call: ProposedCall) -
         return Refuse("UNKNOWN_TOOL", "There is no such tool.")
     if call.name not in bench.offered:
         return Refuse("TOOL_NOT_OFFERED", "Tools are not available in this turn. Answer from what you have.")
-    try:
-        model, arguments = _parsed(spec, call.arguments_text)
-    except _BadArguments as problem:
-        return Refuse(problem.code, str(problem))
-    refusal = _unauthorized(spec, model, bench.principal)
-    if refusal is not None:
-        return Refuse(refusal.code, "", arguments)
+    checked = check_arguments(spec, call.arguments_text, bench.principal)
+    if isinstance(checked, Refuse):
+        return checked
+    model, arguments = checked
     if not spec.needs_action and (spec.name, digests.sha256("arguments-v1", arguments)) in bench.worn_out:
         return Refuse("NO_PROGRESS", "The answer to this is in the conversation and has not changed.", arguments)
-    if not spec.needs_action:
-        over = _over_budget(bench, spec, writes=False)
-        return Refuse(over, "The budget of this operation is used up.", arguments) if over else Read(spec, arguments)
-    return _judge_action(bench, known, spec, model, arguments)
+    if spec is not ASK_USER:
+        decision = approval_decision(spec, bench.profile, bench.principal, model, arguments, bench.tainted)
+        if spec.needs_action or not isinstance(decision, Allow):
+            return _judge_action(bench, known, spec, model, arguments, decision)
+    over = _over_budget(bench, spec, writes=False)
+    if over:
+        return Refuse(over, "The budget of this operation is used up.", arguments)
+    _reserve(bench, spec, writes=False)
+    return Inquire(spec, arguments) if spec is ASK_USER else Read(spec, arguments)
+
+
+def check_arguments(spec: ToolSpec, text: str, principal: Principal) -> tuple[BaseModel, dict[str, Any]] | Refuse:
+    """The validated model and its normal form, if this principal may do that. A Refuse without arguments: bad ones."""
+    try:
+        model, arguments = _parsed(spec, text)
+    except _BadArguments as problem:
+        return Refuse(problem.code, str(problem))
+    refusal = _unauthorized(spec, model, principal)
+    return (model, arguments) if refusal is None else Refuse(refusal.code, "", arguments)
 
 
 def _judge_action(
-    bench: Bench, known: Sequence[KnownAction], spec: ToolSpec, model: BaseModel, arguments: dict[str, Any]
+    bench: Bench,
+    known: Sequence[KnownAction],
+    spec: ToolSpec,
+    model: BaseModel,
+    arguments: dict[str, Any],
+    decision: Decision,
 ) -> Verdict:
     intent = intent_sha256(spec, arguments)
     same = [k for k in known if k.tool == spec.name and k.intent_sha256 == intent]
-    if same and not same[-1].gives_way:
-        if same[-1].arguments_sha256 == digests.sha256("arguments-v1", arguments):
-            return Repeat(spec, arguments, same[-1].action_id)
+    standing = [k for k in same if not k.gives_way]
+    if standing:
+        asked = digests.sha256("arguments-v1", arguments)
+        alike = [k.action_id for k in standing if k.arguments_sha256 == asked]
+        if alike:
+            return Repeat(spec, arguments, alike[-1])
         message = "The same request was already made with other arguments in this operation."
         return Refuse("CONFLICTING_INTENT", message, arguments)
     over = _over_budget(bench, spec, writes=spec.effect.writes)
     if over:
         return Refuse(over, "The budget of this operation is used up.", arguments)
+    if isinstance(decision, Deny):  # before the budget is reserved: what is never allowed must not use it up
+        message = "Not after untrusted text has been read." if decision.code == approvals.TAINTED else ""
+        return Refuse(decision.code, message, arguments)
+    _reserve(bench, spec, writes=spec.effect.writes)
     try:
         version = spec.resource_version(model, bench.principal) if spec.resource_version else None
-        asked = spec.approval if isinstance(spec.approval, bool) else spec.approval(model, bench.principal)
-    except Exception:  # noqa: BLE001 - a rule that crashes has not allowed it
+    except Exception:  # noqa: BLE001 - a hook that crashes has not allowed it
         return Refuse("POLICY_UNAVAILABLE", "", arguments)
-    ask = Ask(f"{spec.name} needs a person's approval") if asked else None
+    ask = decision if isinstance(decision, Ask) else None
     return Act(spec, arguments, intent, len(same), policy_version(spec, bench.profile), version, ask)
+
+
+def approval_decision(
+    spec: ToolSpec,
+    profile: Profile,
+    principal: Principal,
+    model: BaseModel,
+    arguments: Mapping[str, Any],
+    tainted: bool,
+) -> Decision:
+    """The tool's own rule and the profile's rules, combined. A rule that crashes denies."""
+    try:
+        asks = spec.approval if isinstance(spec.approval, bool) else bool(spec.approval(model, principal))
+    except Exception:  # noqa: BLE001 - a rule that crashes has not allowed it
+        return Deny("POLICY_UNAVAILABLE")
+    proposal = approvals.Proposal(
+        tool=spec.name,
+        guarded=spec.effect.writes or spec.egress,
+        arguments=arguments,
+        fields=frozenset(spec.arguments.model_fields),
+        tenant=principal.tenant,
+        tainted=tainted,
+    )
+    return approvals.decide(proposal, rules=profile.approvals, tool_asks=asks, tainted_writes=profile.tainted_writes)
 
 
 class _BadArguments(Exception):
@@ -259,7 +318,7 @@ def still_authorized(spec: ToolSpec, arguments: Mapping[str, Any], principal: Pr
 
 
 def _over_budget(bench: Bench, spec: ToolSpec, *, writes: bool) -> str | None:
-    """Reserve one call (and one write) or name the budget that forbids it."""
+    """The budget that forbids one more call (and one more write)."""
     budgets = bench.profile.budgets
     if bench.calls_used >= budgets.calls:
         return "CALL_BUDGET"
@@ -267,7 +326,10 @@ def _over_budget(bench: Bench, spec: ToolSpec, *, writes: bool) -> str | None:
         return "TOOL_CALL_BUDGET"
     if writes and bench.writes_used >= budgets.writes:
         return "WRITE_BUDGET"
+    return None
+
+
+def _reserve(bench: Bench, spec: ToolSpec, *, writes: bool) -> None:
     bench.calls_used += 1
     bench.per_tool[spec.name] += 1
     bench.writes_used += writes
-    return None

@@ -1,14 +1,16 @@
 """Write one turn's reply and everything that follows from it, in one transaction that holds the operation's lease."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from adapters.base import Reply, Usage
 from executors import results
 from executors.contract import redacted
-from executors.registry import ToolSpec
+from executors.registry import Registry, ToolSpec
 from orchestrator import binding, engine, transcripts
 from orchestrator.domain import action as action_machine
 from orchestrator.domain import digests
@@ -17,9 +19,21 @@ from orchestrator.domain.action import FINAL, ActionState
 from orchestrator.domain.model import CallState
 from orchestrator.domain.operation import OperationState
 from orchestrator.ids import new_id
-from orchestrator.judge import Act, Bench, Judged, Read, Refuse, Repeat, coming_id
+from orchestrator.judge import (
+    Act,
+    Bench,
+    Inquire,
+    Judged,
+    KnownAction,
+    Read,
+    Refuse,
+    Repeat,
+    coming_id,
+    intent_sha256,
+)
 from policy import budgets
-from store import actions, approvals, calls, operations
+from policy.base import Ask
+from store import actions, approvals, calls, operations, questions
 from store.records import ActionRecord, OperationRecord
 
 if TYPE_CHECKING:
@@ -48,6 +62,22 @@ def other(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "As
 def _answer(loaded: "Loaded", text: str) -> str | None:
     """What the caller gets: by the output schema where it fits, else as it was written."""
     return (transcripts.fitted(loaded.profile.output_schema, text) or text) or None
+
+
+def superseded(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "Asked") -> None:
+    """The caller corrected the request while the model was asked: the reply is kept and charged, nothing follows
+    from it, and the model is asked again with the correction."""
+    insert_turn(unit, loaded, held, asked)
+    row = engine.item_row(
+        held, held.next_seq, "superseded", transcripts.reply_body(asked.adapter.api, asked.reply)
+    )  # fmt: skip
+    operations.insert_items(unit.connection, [row])
+    unit.audit(
+        held.operation_id, "turn.superseded", turn=held.turn, response_id=asked.reply.response_id,
+        request_sha256=asked.request_sha256, calls=len(asked.reply.calls),
+    )  # fmt: skip
+    changes = _usage(loaded, held, asked) | {"next_seq": held.next_seq + 1, "asks": 0, "lost": 0}
+    engine.apply(unit, held, e.Superseded(), **changes)
 
 
 def insert_turn(unit: engine.Unit, loaded: "Loaded", held: OperationRecord, asked: "Asked") -> None:
@@ -115,6 +145,7 @@ class _Rows:
     calls: list[dict[str, Any]] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)
     approvals: list[dict[str, Any]] = field(default_factory=list)
+    questions: list[dict[str, Any]] = field(default_factory=list)
     audited: list[dict[str, Any]] = field(default_factory=list)
     wakes: list[engine.Wake] = field(default_factory=list)
     reads: int = 0
@@ -138,7 +169,10 @@ def proposals(
     actions.insert(unit.connection, rows.actions)
     approvals.insert(unit.connection, rows.approvals)
     calls.insert(unit.connection, rows.calls)
+    questions.insert(unit.connection, rows.questions)
     unit.wakes.extend(rows.wakes)
+    for question in rows.questions:
+        unit.audit(held.operation_id, "question.asked", question["question_id"], call_key=question["call_key"])
     unit.audit(
         held.operation_id, "turn.proposed", turn=held.turn, response_id=asked.reply.response_id,
         request_sha256=asked.request_sha256, calls=rows.audited,
@@ -148,6 +182,7 @@ def proposals(
         state=OperationState.VALIDATING,
         open_reads=rows.reads,
         held_reads=rows.held,
+        open_inputs=len(rows.questions),
         open_calls=rows.reads + rows.waiting,
     )
     engine.progress(
@@ -186,13 +221,17 @@ def _rows(loaded: "Loaded", held: OperationRecord, asked: "Asked", verdicts: Seq
                 _result(row, results.error("rejected", code, message))
             case Read(spec, _):
                 _read(rows, loaded, row, spec)
+            case Inquire(spec, arguments):
+                rows.questions.append(_question_row(loaded, held, row, arguments))
+                row["state"] = CallState.WAITING
+                rows.waiting += 1
             case Act(spec, _, _, _, _, _, ask):
                 action = _action_row(held, position, judged, judged.verdict)
                 coming[coming_id(position)] = action
                 keys[action["action_id"]] = action["idempotency_key"]
                 rows.actions.append(action)
                 if ask is not None:
-                    rows.approvals.append(_approval_row(held, action, spec, ask.reason))
+                    rows.approvals.append(approval_row(held, action, spec, ask))
                 row |= {"action_id": action["action_id"], "state": CallState.WAITING}
                 rows.waiting += 1
             case Repeat(_, _, action_id):
@@ -306,6 +345,7 @@ def _action_row(held: OperationRecord, position: int, judged: Judged, act: Act) 
         "digest": action_digest(held, act.spec, act.arguments, key, act.policy_version, act.resource_version),
         "policy_version": act.policy_version,
         "resource_version": act.resource_version,
+        "needs_approval": act.ask is not None,
         "state": action_machine.decide(ActionState.PROPOSED, event, held.now).state,
     }
 
@@ -333,8 +373,24 @@ def action_digest(
     )
 
 
-def _approval_row(held: OperationRecord, action: dict[str, Any], spec: ToolSpec, reason: str) -> dict[str, Any]:
-    return {
+def known_actions(registry: Registry, actions: Sequence[ActionRecord]) -> list[KnownAction]:
+    """An action that a person edited stands for the one that took its place: who proposes it again gets its outcome."""
+    instead = {action.replaces: action for action in actions if action.replaces is not None}
+    known = []
+    for action in actions:
+        spec = registry.tool(action.tool)
+        intent = intent_sha256(spec, action.arguments) if spec else ""
+        now = action
+        while now.action_id in instead:
+            now = instead[now.action_id]
+        known.append(KnownAction(now.action_id, action.tool, intent, action.arguments_sha256, now.state, now.code))
+    return known
+
+
+def approval_row(held: OperationRecord, action: dict[str, Any], spec: ToolSpec, ask: Ask) -> dict[str, Any]:
+    """An approval of exactly this action, not to be mistaken for any other: it has a nonce of its own."""
+    ttl = spec.approval_ttl.total_seconds()
+    row = {
         "approval_id": new_id("apr"),
         "action_id": action["action_id"],
         "operation_id": held.operation_id,
@@ -343,6 +399,25 @@ def _approval_row(held: OperationRecord, action: dict[str, Any], spec: ToolSpec,
         "action_digest": action["digest"],
         "tool_version": spec.version,
         "policy_version": action["policy_version"],
-        "reason": reason,
-        "ttl": spec.approval_ttl.total_seconds(),
+        "resource_version": action["resource_version"],
+        "approvers": ask.approvers,
+        "separate": ask.separate,
+        "nonce": secrets.token_hex(16),
+        "expires_at": held.now + timedelta(seconds=ttl if ask.ttl_seconds is None else min(ttl, ask.ttl_seconds)),
+    }
+    return row | {"bound_sha256": digests.approval_binding(**row), "reason": ask.reason}
+
+
+def _question_row(
+    loaded: "Loaded", held: OperationRecord, call: dict[str, Any], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "question_id": new_id("ask"),
+        "operation_id": held.operation_id,
+        "tenant": held.tenant,
+        "call_key": call["call_key"],
+        "text": arguments["question"],
+        "choices": arguments["choices"],
+        "answer_schema": arguments["answer_schema"],
+        "expires_at": held.now + timedelta(seconds=loaded.profile.budgets.input_seconds),
     }

@@ -22,6 +22,8 @@ def _storable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_storable)]
+Person = Annotated[Text, Field(min_length=1, max_length=256)]
+Correction = Annotated[Text, Field(min_length=1, max_length=MAX_INPUT)]
 
 
 class Submission(BaseModel):

@@ -9,16 +9,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import structlog
 from sqlalchemy import Connection
 
 from executors import results
-from orchestrator import binding, dispatch, engine
+from orchestrator import dispatch, engine
 from orchestrator.app import App
 from orchestrator.auditing import Anchoring
-from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.errors import TurnqueueError
@@ -27,7 +26,7 @@ from orchestrator.heartbeat import beat
 from orchestrator.logs import configure
 from orchestrator.settings import Settings
 from policy.retry import backoff
-from store import actions, approvals, calls, envelopes, operations
+from store import actions, approvals, calls, envelopes, operations, questions
 from store.db import still_there, try_lock
 from store.records import ActionRecord, CallRecord
 
@@ -128,22 +127,14 @@ def _lost_read(app: App, call: CallRecord) -> bool:
         if spec is None or call.attempts < spec.max_attempts:
             delay = backoff(call.attempts).total_seconds() / 2
             return calls.try_again(unit.connection, free_slot=False, delay=delay, **ended)
-        observation = results.error("failed", "WORKER_LOST")
-        half = binding.produced(call.binding or {}, None)
-        whole, digest = digests.bind(half, observation=observation.text, state=CallState.FAILED)
-        settled = calls.settle(
-            unit.connection, state=CallState.FAILED, observation=observation.text, is_error=True,
-            binding=engine.dump(whole), binding_sha256=digest, **ended,
-        )  # fmt: skip
-        if settled:
-            row = {
-                "operation_id": call.operation_id, "call_key": call.call_key, "tool": call.tool,
-                "attempts": call.attempts,
-            }  # fmt: skip
-            dispatch.settle_read(unit, row, observation, CallState.FAILED, None, digest)
-        return settled
+        lost = dispatch.ReadRecord(CallState.FAILED, AttemptState.LOST, results.error("failed", "WORKER_LOST"), None)
+        dispatch.settle_read(unit, asdict(call), lost, None)
+        return True
 
-    return _unit_of_work(app, work)
+    try:
+        return _unit_of_work(app, work)
+    except dispatch.NotOurs:
+        return False
 
 
 def lost_writes(app: App) -> int:
@@ -200,6 +191,28 @@ def _expire(app: App, approval: approvals.ApprovalRecord) -> bool:
     return _unit_of_work(app, work)
 
 
+def expired_questions(app: App) -> int:
+    """Nobody answered in time: the operation ends, for the model would have to guess."""
+    with app.database.autocommit() as connection:
+        rows = questions.expired(connection, BATCH)
+    return sum(_unanswered(app, question) for question in rows)
+
+
+def _unanswered(app: App, question: questions.QuestionRecord) -> bool:
+    def work(unit: engine.Unit) -> bool:
+        held = operations.lock(unit.connection, question.operation_id)
+        waiting = questions.expire(unit.connection, question.question_id)
+        if waiting is None:
+            return False
+        unit.audit(question.operation_id, "question.expired", question.question_id, call_key=question.call_key)
+        engine.settle_call(unit, waiting, CallState.REJECTED, results.error("rejected", "INPUT_EXPIRED"))
+        left = replace(held, open_calls=held.open_calls - 1, open_inputs=held.open_inputs - 1)
+        engine.apply(unit, left, e.Exhausted(Reason.INPUT_EXPIRED))
+        return True
+
+    return _unit_of_work(app, work)
+
+
 def deadlines(app: App) -> int:
     """Operations past their wall-clock budget end; what was started is still reconciled."""
     with app.database.autocommit() as connection:
@@ -239,6 +252,7 @@ _REPAIRS: dict[str, Callable[[App], int]] = {
     "lost_reads": lost_reads,
     "lost_writes": lost_writes,
     "expired_approvals": expired_approvals,
+    "expired_questions": expired_questions,
     "deadlines": deadlines,
     "envelopes": forget_envelopes,
     "republished": republish,

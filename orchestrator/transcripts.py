@@ -29,6 +29,8 @@ def build(items: Sequence[Mapping[str, Any]], calls: Sequence[CallRecord]) -> tu
         by_turn.setdefault(call.turn, []).append(call)
     shown: list[TranscriptItem] = []
     for item in items:
+        if item["kind"] == "superseded":  # a reply to a request that the caller corrected: kept, and not shown
+            continue
         shown.append(_item(item["kind"], item["body"]))
         if item["kind"] == "reply":
             shown.extend(_observation(call) for call in by_turn.get(item["turn"], ()) if _answered_once(call))

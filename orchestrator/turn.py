@@ -26,7 +26,7 @@ from orchestrator.domain.action import UNRESOLVED, ActionState
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import CallState, Reason
 from orchestrator.failpoints import failpoint
-from orchestrator.judge import Bench, KnownAction, intent_sha256, judge
+from orchestrator.judge import Bench, judge
 from orchestrator.leases import Lease
 from policy import budgets, catalog
 from policy.base import Principal
@@ -266,15 +266,18 @@ def _record_proposals(app: App, loaded: Loaded, asked: Asked) -> None:
         calls_used=loaded.operation.calls_used,
         writes_used=loaded.operation.writes_used,
         per_tool=Counter(call.tool for call in loaded.calls if call.code not in recording.NOT_COUNTED),
-        actions=[_known(app, action) for action in loaded.actions],
+        actions=recording.known_actions(app.registry, loaded.actions),
         worn_out=worn_out(_answers(loaded)),
+        tainted=loaded.operation.tainted,
     )
     verdicts = judge(bench, asked.reply.calls)
 
     def work(connection: Any) -> list[engine.Wake]:
         with engine.Unit(connection, f"worker:{app.worker}") as unit:
             held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
-            if held is not None:
+            if held is not None and held.revision != loaded.operation.revision:
+                recording.superseded(unit, loaded, held, asked)
+            elif held is not None:
                 recording.proposals(unit, loaded, held, asked, verdicts, bench)
         return unit.wakes
 
@@ -283,19 +286,15 @@ def _record_proposals(app: App, loaded: Loaded, asked: Asked) -> None:
     app.publish(wakes)
 
 
-def _known(app: App, action: ActionRecord) -> KnownAction:
-    spec = app.registry.tool(action.tool)
-    intent = intent_sha256(spec, action.arguments) if spec else ""
-    return KnownAction(action.action_id, action.tool, intent, action.arguments_sha256, action.state, action.code)
-
-
 def _record_other(app: App, loaded: Loaded, asked: Asked) -> None:
     event = _event(app, loaded, asked)
 
     def work(connection: Any) -> list[engine.Wake]:
         with engine.Unit(connection, f"worker:{app.worker}") as unit:
             held = operations.lock_leased(connection, loaded.operation.operation_id, loaded.operation.fence)
-            if held is not None:
+            if held is not None and held.revision != loaded.operation.revision and asked.reply.failure is None:
+                recording.superseded(unit, loaded, held, asked)
+            elif held is not None:
                 recording.other(unit, loaded, held, asked, event)
         return unit.wakes
 
@@ -325,8 +324,10 @@ def _answered(loaded: Loaded, reply: Reply) -> e.Answered:
     """The evidence for the model's final text, from the records and not from its words."""
     done = {call.tool for call in loaded.calls if call.state is CallState.SUCCEEDED and not call.is_error}
     proven = {action.tool for action in loaded.actions if action.state is ActionState.SUCCEEDED}
+    missing = tuple(name for name in loaded.profile.required_tools if name not in done | proven)
     return e.Answered(
-        missing=tuple(name for name in loaded.profile.required_tools if name not in done | proven),
+        missing=missing,
+        expired=any(action.tool in missing and action.code == "APPROVAL_EXPIRED" for action in loaded.actions),
         unresolved=any(action.state in UNRESOLVED for action in loaded.actions),
         output_valid=transcripts.fitted(loaded.profile.output_schema, reply.text) is not None,
         refused_for=_refused_for(loaded),

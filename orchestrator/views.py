@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from store import actions, approvals, calls, operations
-from store.records import CallRecord, OperationRecord
+from store import actions, approvals, calls, operations, questions
+from store.records import ActionRecord, CallRecord, OperationRecord
 
 
 class TurnView(BaseModel):
@@ -62,8 +62,20 @@ class ActionView(BaseModel):
     arguments: Any
 
 
+class DecisionView(BaseModel):
+    """What one person said: APPROVE, DENY, or EDIT (approved with other arguments)."""
+
+    by: str
+    decision: str
+    reason: str
+    at: datetime
+
+
 class ApprovalView(BaseModel):
-    """`arguments` are complete and canonical: what is approved is what is shown."""
+    """`arguments` are complete and canonical: what is approved is what is shown.
+
+    `approvers` different people must approve; with `separate` none of them may be the requester.
+    """
 
     approval_id: str
     action_id: str
@@ -73,11 +85,29 @@ class ApprovalView(BaseModel):
     state: str
     reason: str
     requester: str
+    approvers: int
+    separate: bool
+    decisions: list[DecisionView]
     created_at: datetime
     expires_at: datetime
     decided_at: datetime | None
     decided_by: str | None
     decision_reason: str | None
+
+
+class QuestionView(BaseModel):
+    """A question of the model to the caller. Without choices and schema the answer is text."""
+
+    question_id: str
+    text: str
+    choices: list[str] | None
+    answer_schema: Any
+    state: str
+    created_at: datetime
+    expires_at: datetime
+    answered_at: datetime | None
+    answered_by: str | None
+    answer: Any
 
 
 class AttemptView(BaseModel):
@@ -110,9 +140,12 @@ class OperationView(BaseModel):
     state: str
     reason: str | None
     turns: int
+    revision: int
+    tainted: bool
     calls: list[CallView]
     actions: list[ActionView]
     approvals: list[ApprovalView]
+    questions: list[QuestionView]
     attempts: list[AttemptView]
     requests: list[TurnView]
     usage: UsageView
@@ -126,6 +159,10 @@ class OperationView(BaseModel):
     @property
     def open_approvals(self) -> list[ApprovalView]:
         return [approval for approval in self.approvals if approval.state == "PENDING"]
+
+    @property
+    def open_questions(self) -> list[QuestionView]:
+        return [question for question in self.questions if question.state == "PENDING"]
 
 
 def view(connection: Connection, operation: OperationRecord) -> OperationView:
@@ -143,15 +180,14 @@ def view(connection: Connection, operation: OperationRecord) -> OperationView:
         state=operation.state,
         reason=operation.reason,
         turns=operation.turn,
+        revision=operation.revision,
+        tainted=operation.tainted,
         calls=[_call(call, times[call.call_key]) for call in call_rows],
         actions=[ActionView.model_validate(a, from_attributes=True) for a in action_rows],
-        approvals=[
-            ApprovalView(
-                **{name: getattr(a, name) for name in _APPROVAL},
-                tool=tools[a.action_id].tool,
-                arguments=tools[a.action_id].arguments,
-            )
-            for a in approvals.of_operation(connection, operation_id)
+        approvals=_approvals(connection, operation_id, tools),
+        questions=[
+            QuestionView.model_validate(q, from_attributes=True)
+            for q in questions.of_operation(connection, operation_id)
         ],
         attempts=_attempts(connection, operation_id, call_rows, {k: a.tool for k, a in tools.items()}),
         requests=[TurnView.model_validate(row) for row in operations.turns_of(connection, operation_id)],
@@ -170,9 +206,27 @@ def view(connection: Connection, operation: OperationRecord) -> OperationView:
     )
 
 
+def _approvals(connection: Connection, operation_id: str, tools: dict[str, ActionRecord]) -> list[ApprovalView]:
+    rows = approvals.of_operation(connection, operation_id)
+    votes = approvals.votes_of_operation(connection, operation_id) if rows else []
+    return [
+        ApprovalView(
+            **{name: getattr(a, name) for name in _APPROVAL},
+            tool=tools[a.action_id].tool,
+            arguments=tools[a.action_id].arguments,
+            decisions=[
+                DecisionView(by=v.by, decision=v.decision, reason=v.reason, at=v.at)
+                for v in votes
+                if v.approval_id == a.approval_id
+            ],
+        )
+        for a in rows
+    ]
+
+
 _APPROVAL = (
-    "approval_id", "action_id", "action_digest", "state", "reason", "requester", "created_at", "expires_at",
-    "decided_at", "decided_by", "decision_reason",
+    "approval_id", "action_id", "action_digest", "state", "reason", "requester", "approvers", "separate", "created_at",
+    "expires_at", "decided_at", "decided_by", "decision_reason",
 )  # fmt: skip
 
 

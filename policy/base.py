@@ -10,9 +10,15 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A person must decide; `reason` is shown to the approver."""
+    """A person must decide; `reason` is shown to the approver.
+
+    `approvers` different people, with `separate` none of them the requester, within `ttl_seconds` (None: the tool's).
+    """
 
     reason: str
+    approvers: int = 1
+    separate: bool = False
+    ttl_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

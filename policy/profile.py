@@ -27,8 +27,25 @@ class Budgets(_Frozen):
     cost_usd: float | None = Field(default=None, gt=0)
     wall_seconds: float = Field(default=3600.0, gt=0)
     parallel: int = Field(default=8, ge=1, description="calls of one operation in flight at once")
+    input_seconds: float = Field(default=86400.0, gt=0, description="how long a question waits for its answer")
     result_bytes: int = Field(default=1_000_000, ge=256, description="total of all observations")
     no_progress_turns: int = Field(default=3, ge=1, description="turns that only repeat known calls before it stops")
+
+
+class ApprovalRule(_Frozen):
+    """When a person must approve, beyond what the tools themselves ask. Every field that is given must match.
+
+    `tools`: empty for every tool that writes or carries data out. `over`: some named argument is greater than its
+    number; an argument that the tool has and the call leaves out, or whose value is no number, matches too.
+    """
+
+    tools: tuple[str, ...] = ()
+    over: dict[str, float] = Field(default_factory=dict)
+    tenants: tuple[str, ...] = ()
+    tainted: bool | None = Field(default=None, description="whether the model has been shown untrusted text")
+    approvers: int = Field(default=1, ge=1, le=20, description="so many different people")
+    separate: bool = Field(default=False, description="none of them may be the requester")
+    ttl_seconds: float | None = Field(default=None, gt=0, le=30 * 86400)
 
 
 class Prices(_Frozen):
@@ -74,6 +91,8 @@ class Profile(_Frozen):
     budgets: Budgets = Budgets()
     prices: Prices = Prices()
     required_tools: tuple[str, ...] = ()
+    approvals: tuple[ApprovalRule, ...] = ()
+    tainted_writes: Literal["allow", "ask", "deny"] = "allow"
     output_schema: dict[str, Any] | None = Field(
         default=None, description="JSON Schema of the final answer, for example a pydantic model's model_json_schema()"
     )

@@ -4,6 +4,7 @@ Lock order everywhere: operation, action, slot, call.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -135,6 +136,13 @@ def claim_check(connection: Connection, action_id: str, *, lease: float) -> Acti
     return record(ActionRecord, row) if row else None
 
 
+def last_sent(connection: Connection, action_id: str) -> datetime | None:
+    """When its latest attempt began."""
+    statement = text("SELECT max(started_at) FROM attempts WHERE action_id = :action_id AND kind = 'execute'")
+    found: datetime | None = connection.execute(statement, {"action_id": action_id}).scalar()
+    return found
+
+
 def end_attempt(
     connection: Connection, action_id: str, *, state: str, code: str | None, contacted: bool | None
 ) -> None:
@@ -144,6 +152,23 @@ def end_attempt(
         "WHERE action_id = :action_id AND state = 'STARTED'"
     )
     connection.execute(statement, {"action_id": action_id, "state": state, "code": code, "contacted": contacted})
+
+
+def may_have_arrived(connection: Connection, action_id: str) -> bool:
+    """Whether some attempt left without proof that nothing was sent."""
+    statement = text(
+        "SELECT EXISTS (SELECT 1 FROM attempts WHERE action_id = :action_id AND kind = 'execute' "
+        "AND state NOT IN ('NOT_SENT', 'FAILED'))"
+    )
+    return bool(connection.execute(statement, {"action_id": action_id}).scalar())
+
+
+def redirect(connection: Connection, old: str, new: str) -> list[dict[str, Any]]:
+    """The calls that waited for `old` wait for `new` from now on: call_key, binding. The caller saves the bindings."""
+    statement = text(
+        "UPDATE calls SET action_id = :new WHERE action_id = :old AND state = 'WAITING' RETURNING call_key, binding"
+    )
+    return [dict(row) for row in connection.execute(statement, {"old": old, "new": new}).mappings()]
 
 
 # --- save ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Approvals: one decision on one exact action digest, decided and consumed by compare-and-set."""
+"""Approvals: one decision on one exact action digest, by one or several people, consumed by compare-and-set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from orchestrator.domain.model import ApprovalState
+from orchestrator.domain import digests
+from orchestrator.domain.model import ApprovalState, DecisionKind
+from store import tables
 from store.records import record
 
 
@@ -21,6 +23,11 @@ class ApprovalRecord:
     action_digest: str
     tool_version: str
     policy_version: str
+    resource_version: str | None
+    approvers: int
+    separate: bool
+    nonce: str
+    bound_sha256: str
     reason: str
     state: ApprovalState
     created_at: datetime
@@ -32,19 +39,37 @@ class ApprovalRecord:
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", ApprovalState(self.state))
 
+    def binding(self, action_digest: str) -> str:
+        """What a decision on this row would be bound to, computed anew."""
+        return digests.approval_binding(
+            **{name: getattr(self, name) for name in _BOUND}, action_digest=action_digest
+        )  # fmt: skip
+
+
+_BOUND = (
+    "approval_id", "action_id", "operation_id", "tenant", "requester", "tool_version", "policy_version",
+    "resource_version", "approvers", "separate", "nonce", "expires_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """What one person said. `bound_sha256` is the approval's, as it was then."""
+
+    approval_id: str
+    by: str
+    decision: DecisionKind
+    reason: str
+    bound_sha256: str
+    at: datetime
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decision", DecisionKind(self.decision))
+
 
 def insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Each row gives `ttl` in seconds; the database clock gives the expiry."""
-    statement = text(
-        """
-        INSERT INTO approvals (approval_id, action_id, operation_id, tenant, requester, action_digest, tool_version,
-                               policy_version, reason, state, expires_at)
-        VALUES (:approval_id, :action_id, :operation_id, :tenant, :requester, :action_digest, :tool_version,
-                :policy_version, :reason, 'PENDING', clock_timestamp() + make_interval(secs => :ttl))
-        """
-    )
     if rows:
-        connection.execute(statement, list(rows))
+        connection.execute(tables.approvals.insert(), [{**row, "state": ApprovalState.PENDING} for row in rows])
 
 
 def load(connection: Connection, approval_id: str) -> ApprovalRecord | None:
@@ -53,17 +78,40 @@ def load(connection: Connection, approval_id: str) -> ApprovalRecord | None:
     return record(ApprovalRecord, row) if row else None
 
 
-def open_of_action(connection: Connection, action_id: str) -> ApprovalRecord | None:
+def of_action(connection: Connection, action_id: str) -> ApprovalRecord | None:
     """The newest approval of the action, whatever its state."""
     statement = text("SELECT * FROM approvals WHERE action_id = :action_id ORDER BY created_at DESC LIMIT 1")
     row = connection.execute(statement, {"action_id": action_id}).mappings().first()
     return record(ApprovalRecord, row) if row else None
 
 
+# --- decisions -----------------------------------------------------------------------------------------------------
+
+_VOTE = text(
+    "INSERT INTO decisions (approval_id, by, decision, reason, bound_sha256) "
+    "VALUES (:approval_id, :by, :decision, :reason, :bound_sha256) ON CONFLICT (approval_id, by) DO NOTHING"
+)
+
+
+def vote(connection: Connection, approval: ApprovalRecord, *, decision: DecisionKind, by: str, reason: str) -> bool:
+    """Keep what one person said; False: that person has decided already. The caller holds the operation's lock."""
+    values = {
+        "approval_id": approval.approval_id, "by": by, "decision": decision, "reason": reason,
+        "bound_sha256": approval.bound_sha256,
+    }  # fmt: skip
+    return connection.execute(_VOTE, values).rowcount == 1
+
+
+def votes(connection: Connection, approval_id: str) -> list[DecisionRecord]:
+    statement = text("SELECT * FROM decisions WHERE approval_id = :approval_id ORDER BY at, by")
+    rows = connection.execute(statement, {"approval_id": approval_id}).mappings()
+    return [record(DecisionRecord, row) for row in rows]
+
+
 def decide(
     connection: Connection, approval_id: str, *, state: ApprovalState, by: str, reason: str
 ) -> ApprovalRecord | None:
-    """PENDING and not expired to APPROVED or DENIED; None when somebody or the clock was first."""
+    """PENDING and not expired to APPROVED, DENIED or REVOKED; None when somebody or the clock was first."""
     statement = text(
         """
         UPDATE approvals SET state = :state, decided_by = :by, decision_reason = :reason, decided_at = clock_timestamp()
@@ -75,17 +123,18 @@ def decide(
     return record(ApprovalRecord, row) if row else None
 
 
-def consume(connection: Connection, action_id: str, *, digest: str, tool_version: str, policy_version: str) -> bool:
+def consume(connection: Connection, approval: ApprovalRecord, *, digest: str) -> bool:
     """Use up the approval of exactly this digest, once, in the transaction that starts the action."""
     statement = text(
         """
         UPDATE approvals SET state = 'CONSUMED', consumed_at = clock_timestamp()
-        WHERE action_id = :action_id AND state = 'APPROVED' AND expires_at > clock_timestamp()
-          AND action_digest = :digest AND tool_version = :tool_version AND policy_version = :policy_version
+        WHERE approval_id = :approval_id AND action_id = :action_id AND nonce = :nonce AND state = 'APPROVED'
+          AND expires_at > clock_timestamp() AND action_digest = :digest
         """
     )
     values = {
-        "action_id": action_id, "digest": digest, "tool_version": tool_version, "policy_version": policy_version,
+        "approval_id": approval.approval_id, "action_id": approval.action_id, "nonce": approval.nonce,
+        "digest": digest,
     }  # fmt: skip
     return connection.execute(statement, values).rowcount == 1
 
@@ -96,6 +145,9 @@ def close(connection: Connection, action_id: str, state: ApprovalState) -> bool:
         "UPDATE approvals SET state = :state WHERE action_id = :action_id AND state IN ('PENDING', 'APPROVED')"
     )
     return connection.execute(statement, {"action_id": action_id, "state": state}).rowcount == 1
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
 
 
 def expired(connection: Connection, limit: int) -> list[ApprovalRecord]:
@@ -111,3 +163,12 @@ def of_operation(connection: Connection, operation_id: str) -> list[ApprovalReco
     statement = text("SELECT * FROM approvals WHERE operation_id = :operation_id ORDER BY created_at, approval_id")
     rows = connection.execute(statement, {"operation_id": operation_id}).mappings()
     return [record(ApprovalRecord, row) for row in rows]
+
+
+def votes_of_operation(connection: Connection, operation_id: str) -> list[DecisionRecord]:
+    statement = text(
+        "SELECT d.* FROM decisions d JOIN approvals a USING (approval_id) WHERE a.operation_id = :operation_id "
+        "ORDER BY d.at, d.by"
+    )
+    rows = connection.execute(statement, {"operation_id": operation_id}).mappings()
+    return [record(DecisionRecord, row) for row in rows]

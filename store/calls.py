@@ -125,7 +125,7 @@ _SETTLE = text(
     WITH settled AS (
         UPDATE calls SET state = :state, code = :code, observation = :observation, is_error = :is_error,
                binding = CAST(:binding AS jsonb), binding_sha256 = :binding_sha256, lease_until = NULL,
-               settled_at = clock_timestamp()
+               evidence = :evidence, settled_at = clock_timestamp()
         WHERE call_key = :call_key AND state = 'RUNNING' AND fence = :fence
         RETURNING call_key, operation_id, revision),
     tried AS (
@@ -155,6 +155,7 @@ _AGAIN = text(
 
 def settle(connection: Connection, **values: Any) -> bool:
     """Record a read's one result and free its slot. False: the fence is no longer ours, nothing changed."""
+    values.setdefault("evidence", None)
     return connection.execute(_SETTLE, values).first() is not None
 
 
@@ -176,6 +177,14 @@ _BIND_SETTLED = text(
 def settle_waiting(connection: Connection, **values: Any) -> bool:
     """Give a call that is not running its result: that of its action, or its rejection."""
     return connection.execute(_BIND_SETTLED, values).rowcount == 1
+
+
+def rebind(connection: Connection, call_key: str, binding: str) -> None:
+    """Another action answers this call: what it is bound to, before it has a result."""
+    statement = text(
+        "UPDATE calls SET binding = CAST(:binding AS jsonb) WHERE call_key = :call_key AND state = 'WAITING'"
+    )
+    connection.execute(statement, {"call_key": call_key, "binding": binding})
 
 
 def release_held(connection: Connection, operation_id: str, turn: int, count: int) -> list[tuple[str, str, str]]:

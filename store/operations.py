@@ -125,18 +125,27 @@ def save(connection: Connection, operation_id: str, **changes: Any) -> None:
 
 _SETTLE_READ = text(
     """
-    UPDATE operations SET open_calls = open_calls - 1, open_reads = open_reads - 1,
-           result_bytes = result_bytes + :size, updated_at = clock_timestamp()
+    UPDATE operations SET open_calls = greatest(open_calls - 1, open_reads - 1 + open_inputs, held_reads + open_inputs),
+           open_reads = greatest(open_reads - 1, held_reads),
+           result_bytes = result_bytes + CASE WHEN revision = :revision THEN :size ELSE :superseded_size END,
+           tainted = tainted OR (:taints AND revision = :revision), updated_at = clock_timestamp()
     WHERE operation_id = :operation_id
     RETURNING """
     + _COLUMNS
 )
 
 
-def count_read(connection: Connection, operation_id: str, size: int) -> OperationRecord:
-    """One read of the current turn has its result of `size` bytes; the row is locked from here on."""
-    row = connection.execute(_SETTLE_READ, {"operation_id": operation_id, "size": size}).mappings().one()
-    return record(OperationRecord, row)
+def count_read(
+    connection: Connection, operation_id: str, *, revision: int, size: int, superseded_size: int, taints: bool
+) -> OperationRecord:
+    """One read of the current turn, asked under `revision`, has its result of `size` bytes; the row is locked from
+    here on. The counts stay possible for a zombie too, whose transaction is then rolled back.
+    """
+    values = {
+        "operation_id": operation_id, "revision": revision, "size": size, "superseded_size": superseded_size,
+        "taints": taints,
+    }  # fmt: skip
+    return record(OperationRecord, connection.execute(_SETTLE_READ, values).mappings().one())
 
 
 # --- transcript and turns ------------------------------------------------------------------------------------------

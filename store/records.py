@@ -46,6 +46,7 @@ class OperationRecord:
     open_calls: int
     open_reads: int
     held_reads: int
+    open_inputs: int
     next_seq: int
     calls_used: int
     writes_used: int
@@ -54,6 +55,7 @@ class OperationRecord:
     cost_usd: Decimal
     result_bytes: int
     told: bool
+    tainted: bool
     last_response_id: str | None
     created_at: datetime
     ended_at: datetime | None
@@ -115,6 +117,8 @@ class ActionRecord:
     digest: str
     policy_version: str
     resource_version: str | None
+    needs_approval: bool
+    replaces: str | None
     state: ActionState
     code: str | None
     fence: int
@@ -125,6 +129,7 @@ class ActionRecord:
     external_ref: str | None
     observation: str | None
     started_at: datetime | None
+    compensates: str | None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", ActionState(self.state))

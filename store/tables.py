@@ -28,7 +28,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from orchestrator.domain.action import ActionState
-from orchestrator.domain.model import SETTLED_CALLS, ApprovalState, AttemptState, CallState, Effect, Reason
+from orchestrator.domain.model import (
+    SETTLED_CALLS,
+    ApprovalState,
+    AttemptState,
+    CallState,
+    DecisionKind,
+    Effect,
+    QuestionState,
+    Reason,
+)
 from orchestrator.domain.operation import TERMINAL, OperationState
 
 SCHEMA_VERSION = 1  # stored with each operation; a worker leaves alone what is newer than it knows
@@ -91,6 +100,7 @@ operations = Table(
     _count("open_calls"),  # calls of the current turn without a result
     _count("open_reads"),  # the plain reads among them
     _count("held_reads"),  # those of them that the parallelism budget still keeps back
+    _count("open_inputs"),  # calls among them that wait for the caller's answer
     _count("next_seq"),  # next transcript item
     _count("calls_used"),
     _count("writes_used"),
@@ -99,6 +109,7 @@ operations = Table(
     Column("cost_usd", Numeric(18, 9), nullable=False, server_default="0"),
     Column("result_bytes", BigInteger, nullable=False, server_default="0"),
     Column("told", Boolean, nullable=False, server_default=text("false")),
+    Column("tainted", Boolean, nullable=False, server_default=text("false")),  # the model was shown untrusted text
     Column("last_response_id", Text, nullable=True),
     Column("final_text", Text, nullable=True),
     Column("pending", JSONB, nullable=True),  # terminal record: effects that happened, are unknown, were not started
@@ -111,7 +122,10 @@ operations = Table(
     CheckConstraint(f"(ended_at IS NOT NULL) = ({_among('state', TERMINAL)})", name="ended"),
     CheckConstraint("(lease_until IS NOT NULL) = (state = 'MODEL_REQUESTED')", name="lease"),
     CheckConstraint("wake_at IS NULL OR state IN ('READY', 'RESULTS_READY')", name="wake"),
-    CheckConstraint("0 <= held_reads AND held_reads <= open_reads AND open_reads <= open_calls", name="open"),
+    CheckConstraint(
+        "0 <= held_reads AND held_reads <= open_reads AND 0 <= open_inputs AND open_reads + open_inputs <= open_calls",
+        name="open",
+    ),
     Index(
         "uq_operations_caller_key", "tenant", "caller_key", unique=True, postgresql_where=text("caller_key IS NOT NULL")
     ),
@@ -131,7 +145,7 @@ items = Table(
     Column("body", JSONB, nullable=False),
     _time("created_at", nullable=False, now=True),
     PrimaryKeyConstraint("operation_id", "seq"),
-    CheckConstraint("kind IN ('user', 'notice', 'reply')", name="kind"),
+    CheckConstraint("kind IN ('user', 'notice', 'reply', 'superseded')", name="kind"),
 )
 
 turns = Table(
@@ -181,6 +195,8 @@ actions = Table(
     Column("digest", Text, nullable=False),  # what an approval is bound to
     Column("policy_version", Text, nullable=False),
     Column("resource_version", Text, nullable=True),
+    Column("needs_approval", Boolean, nullable=False, server_default=text("false")),
+    Column("replaces", Text, ForeignKey("actions.action_id"), nullable=True),  # a person edited that one into this
     Column("state", Text, nullable=False),
     Column("code", Text, nullable=True),
     Column("evidence", Text, nullable=True),
@@ -192,6 +208,7 @@ actions = Table(
     Column("review", Boolean, nullable=False, server_default=text("false")),  # an operator must settle it
     Column("external_ref", Text, nullable=True),
     Column("observation", Text, nullable=True),
+    Column("compensates", Text, ForeignKey("actions.action_id"), nullable=True),  # the action that this one undoes
     _time("started_at"),  # first STARTED: the downstream's retention window counts from here
     _time("settled_at"),
     _time("created_at", nullable=False, now=True),
@@ -238,6 +255,7 @@ calls = Table(
     _time("wake_at"),
     _count("attempts"),
     Column("observation", Text, nullable=True),
+    Column("evidence", Text, nullable=True),  # a result that came too late to be shown
     Column("is_error", Boolean, nullable=False, server_default=text("false")),
     Column("binding", JSONB, nullable=True),  # protected: never shown to a model
     Column("binding_sha256", Text, nullable=True),
@@ -252,7 +270,7 @@ calls = Table(
     CheckConstraint("(binding_sha256 IS NOT NULL) = (settled_at IS NOT NULL)", name="bound"),
     CheckConstraint("(lease_until IS NOT NULL) = (state = 'RUNNING')", name="lease"),
     CheckConstraint("wake_at IS NULL OR state = 'READY'", name="wake"),
-    CheckConstraint("state <> 'WAITING' OR action_id IS NOT NULL", name="waiting"),
+    CheckConstraint("state <> 'WAITING' OR action_id IS NOT NULL OR tool = 'ask_user'", name="waiting"),
     # One result per call: a call id is answered once in its turn, however often the model wrote it.
     Index(
         "uq_calls_call_id",
@@ -304,6 +322,11 @@ approvals = Table(
     Column("action_digest", Text, nullable=False),
     Column("tool_version", Text, nullable=False),
     Column("policy_version", Text, nullable=False),
+    Column("resource_version", Text, nullable=True),
+    Column("approvers", Integer, nullable=False),  # so many different principals
+    Column("separate", Boolean, nullable=False),  # none of them the requester
+    Column("nonce", Text, nullable=False),
+    Column("bound_sha256", Text, nullable=False),  # digest of all of the above and the expiry; a decision names it
     Column("reason", Text, nullable=False),
     Column("state", Text, nullable=False),
     _time("expires_at", nullable=False),
@@ -315,9 +338,48 @@ approvals = Table(
     CheckConstraint(_among("state", ApprovalState), name="state"),
     CheckConstraint("(consumed_at IS NOT NULL) = (state = 'CONSUMED')", name="consumed"),
     CheckConstraint("decided_by IS NOT NULL OR state NOT IN ('APPROVED', 'DENIED', 'CONSUMED')", name="decided"),
+    CheckConstraint("approvers >= 1", name="approvers"),
+    UniqueConstraint("nonce"),
     Index("uq_approvals_open", "action_id", unique=True, postgresql_where=text("state IN ('PENDING', 'APPROVED')")),
     Index("ix_approvals_expiry", "expires_at", postgresql_where=text("state IN ('PENDING', 'APPROVED')")),
     Index("ix_approvals_operation", "operation_id"),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("approval_id", Text, ForeignKey("approvals.approval_id"), nullable=False),
+    Column("by", Text, nullable=False),
+    Column("decision", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("bound_sha256", Text, nullable=False),  # what was decided, see approvals
+    _time("at", nullable=False, now=True),
+    PrimaryKeyConstraint("approval_id", "by"),
+    CheckConstraint(_among("decision", DecisionKind), name="decision"),
+)
+
+questions = Table(
+    "questions",
+    metadata,
+    Column("question_id", Text, primary_key=True),
+    Column("operation_id", Text, ForeignKey("operations.operation_id"), nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("call_key", Text, ForeignKey("calls.call_key"), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("choices", JSONB(none_as_null=True), nullable=True),
+    Column("answer_schema", JSONB(none_as_null=True), nullable=True),
+    Column("state", Text, nullable=False),
+    _time("expires_at", nullable=False),
+    Column("answered_by", Text, nullable=True),
+    Column("answer", JSONB(none_as_null=True), nullable=True),
+    _time("answered_at"),
+    _time("created_at", nullable=False, now=True),
+    UniqueConstraint("call_key"),
+    CheckConstraint(_among("state", QuestionState), name="state"),
+    CheckConstraint("(answered_by IS NOT NULL) = (state = 'ANSWERED')", name="answered"),
+    CheckConstraint("(answer IS NOT NULL) = (state = 'ANSWERED')", name="answer"),
+    Index("ix_questions_expiry", "expires_at", postgresql_where=text("state = 'PENDING'")),
+    Index("ix_questions_operation", "operation_id"),
 )
 
 slots = Table(
@@ -377,6 +439,8 @@ TRIGGERS = (
     "FOR EACH ROW EXECUTE FUNCTION turnqueue_append_only()",
     "CREATE TRIGGER audit_no_truncate BEFORE TRUNCATE ON audit "
     "FOR EACH STATEMENT EXECUTE FUNCTION turnqueue_append_only()",
+    "CREATE TRIGGER decisions_append_only BEFORE UPDATE OR DELETE ON decisions "
+    "FOR EACH ROW EXECUTE FUNCTION turnqueue_append_only()",
     "CREATE TRIGGER calls_one_result BEFORE UPDATE ON calls FOR EACH ROW WHEN (OLD.settled_at IS NOT NULL) "
     "EXECUTE FUNCTION turnqueue_append_only()",
     "CREATE TRIGGER operations_end_once BEFORE UPDATE OF state, reason, ended_at ON operations FOR EACH ROW "

@@ -41,6 +41,7 @@ MOVES: Moves = {
     (S.READY, e.Started): frozenset({S.STARTED}),
     (S.STARTED, e.NothingSent): frozenset({S.READY, S.FAILED}),
     (S.STARTED, e.OutcomeLost): frozenset({S.UNKNOWN}),
+    (S.READY, e.OutcomeLost): frozenset({S.UNKNOWN}),  # it will not be sent again, and an earlier attempt may arrive
     (S.PENDING, e.OutcomeLost): frozenset({S.PENDING}),
     (S.UNKNOWN, e.OutcomeLost): frozenset({S.UNKNOWN}),
     (S.UNKNOWN, e.FoundAbsent): frozenset({S.READY, S.UNKNOWN}),

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import rfc8785
@@ -105,3 +106,40 @@ def bind(request_half: Mapping[str, Any], *, observation: str, state: str) -> tu
     """The whole binding and its digest, once the result's text is known."""
     whole = {**request_half, "result_sha256": sha256_bytes(observation.encode()), "result_state": state}
     return whole, sha256("binding-v1", whole)
+
+
+def approval_binding(
+    *,
+    approval_id: str,
+    action_id: str,
+    operation_id: str,
+    tenant: str,
+    requester: str,
+    action_digest: str,
+    tool_version: str,
+    policy_version: str,
+    resource_version: str | None,
+    approvers: int,
+    separate: bool,
+    nonce: str,
+    expires_at: datetime,
+) -> str:
+    """What a decision decides: this action, asked for by this person, until then, by so many, this once."""
+    return sha256(
+        "approval-v1",
+        {
+            "approval_id": approval_id,
+            "action_id": action_id,
+            "operation": operation_id,
+            "tenant": tenant,
+            "requester": requester,
+            "action_digest": action_digest,
+            "tool_version": tool_version,
+            "policy_version": policy_version,
+            "resource_version": resource_version,
+            "approvers": approvers,
+            "separate": separate,
+            "nonce": nonce,
+            "expires_at": expires_at.astimezone(UTC).isoformat(timespec="microseconds"),
+        },
+    )

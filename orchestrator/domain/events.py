@@ -49,14 +49,16 @@ class Answered:
     """The reply is a final text with an explicit completion reason; is there evidence for it?
 
     `missing` are required tools that have not succeeded, `unresolved` says that a write is started, unknown or
-    pending, `may_tell` that the model can still be told and asked again. `refused_for` is the budget for which a call
-    of the operation was refused: what was left undone is not called complete.
+    pending, `may_tell` that the model can still be told and asked again, `expired` that nobody approved a missing one
+    in time. `refused_for` is the budget for which a call of the operation was refused: what was left undone is not
+    called complete.
     """
 
     missing: tuple[str, ...] = ()
     unresolved: bool = False
     output_valid: bool = True
     may_tell: bool = True
+    expired: bool = False
     refused_for: Reason | None = None
 
 
@@ -73,6 +75,11 @@ class Truncated:
 @dataclass(frozen=True, slots=True)
 class Paused:
     """The provider wants to be asked to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The caller corrected the request while the model was asked: nothing of the reply is judged, ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ OperationEvent = (
     | Refused
     | Truncated
     | Paused
+    | Superseded
     | Judged
     | Progressed
     | Exhausted

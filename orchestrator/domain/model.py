@@ -58,8 +58,25 @@ class ApprovalState(StrEnum):
     APPROVED = "APPROVED"
     DENIED = "DENIED"
     EXPIRED = "EXPIRED"
-    REVOKED = "REVOKED"  # its operation ended first
+    REVOKED = "REVOKED"  # its operation ended or was corrected first, or a person edited the action
     CONSUMED = "CONSUMED"
+
+
+class DecisionKind(StrEnum):
+    """What one person said about an approval."""
+
+    APPROVE = "APPROVE"
+    DENY = "DENY"
+    EDIT = "EDIT"  # approved with other arguments: another action with an approval of its own takes its place
+
+
+class QuestionState(StrEnum):
+    """Where a question of the model to the caller stands."""
+
+    PENDING = "PENDING"
+    ANSWERED = "ANSWERED"
+    EXPIRED = "EXPIRED"  # which ended its operation
+    REVOKED = "REVOKED"  # its operation ended or was corrected first
 
 
 @dataclass(frozen=True, slots=True)

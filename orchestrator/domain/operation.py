@@ -49,6 +49,7 @@ MOVES: Moves = {
     (S.MODEL_REQUESTED, e.Refused): frozenset({S.REFUSED}),
     (S.MODEL_REQUESTED, e.Truncated): frozenset({S.INCOMPLETE}),
     (S.MODEL_REQUESTED, e.Paused): frozenset({S.READY}),
+    (S.MODEL_REQUESTED, e.Superseded): frozenset({S.READY}),
     (S.VALIDATING, e.Judged): _RESTING,
     (S.EXECUTING, e.Progressed): _RESTING,
     (S.WAITING_APPROVAL, e.Progressed): _RESTING,
@@ -91,7 +92,7 @@ def decide(state: OperationState, event: e.OperationEvent, now: datetime) -> Ope
             return _end(S.REFUSED)
         case e.Truncated():
             return _end(S.INCOMPLETE, Reason.TRUNCATED)
-        case e.Paused():
+        case e.Paused() | e.Superseded():
             return OperationDecision(S.READY, effects=(WakeAt(now),))
         case e.Judged() | e.Progressed():
             return _rest(event.open, now)
@@ -116,7 +117,8 @@ def _answered(event: e.Answered, now: datetime) -> OperationDecision:
             f"The task is not complete: {', '.join(event.missing)} has not succeeded in this operation. "
             "Call it, or say plainly that the task could not be done."
         )
-        return _tell(event, text, now) or _end(S.INCOMPLETE, Reason.UNCONFIRMED)
+        reason = Reason.APPROVAL_EXPIRED if event.expired else Reason.UNCONFIRMED
+        return _tell(event, text, now) or _end(S.INCOMPLETE, reason)
     if not event.output_valid:
         text = "The answer does not fit the required output schema. Answer again with exactly that JSON."
         return _tell(event, text, now) or _end(S.INCOMPLETE, Reason.OUTPUT_INVALID)

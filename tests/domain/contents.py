@@ -26,12 +26,13 @@ OPERATION_EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     e.Answered: st.builds(
         e.Answered,
         st.lists(st.sampled_from(["refund", "mail"]), max_size=2).map(tuple),
-        *[st.booleans()] * 3,
+        *[st.booleans()] * 4,
         refused_for=st.sampled_from([None, Reason.CALL_BUDGET, Reason.WRITE_BUDGET]),
     ),
     e.Refused: st.builds(e.Refused),
     e.Truncated: st.builds(e.Truncated),
     e.Paused: st.builds(e.Paused),
+    e.Superseded: st.builds(e.Superseded),
     e.Judged: st.builds(e.Judged, outstanding),
     e.Progressed: st.builds(e.Progressed, outstanding),
     e.Exhausted: st.builds(e.Exhausted, st.sampled_from(sorted(INCOMPLETE_REASONS))),
@@ -65,11 +66,12 @@ SAMPLES: dict[type[Any], list[Any]] = {
     e.Proposed: [e.Proposed()],
     e.Answered: [
         e.Answered(m, *rest, refused_for=budget)
-        for m, *rest, budget in product(((), ("refund",)), _YES_NO, _YES_NO, _YES_NO, (None, Reason.CALL_BUDGET))
+        for m, *rest, budget in product(((), ("refund",)), *[_YES_NO] * 4, (None, Reason.CALL_BUDGET))
     ],
     e.Refused: [e.Refused()],
     e.Truncated: [e.Truncated()],
     e.Paused: [e.Paused()],
+    e.Superseded: [e.Superseded()],
     e.Judged: [e.Judged(left) for left in _OPEN],
     e.Progressed: [e.Progressed(left) for left in _OPEN],
     e.Exhausted: [e.Exhausted(reason) for reason in INCOMPLETE_REASONS],

@@ -76,7 +76,7 @@ def test_approved_and_expired_before_the_start(desk: Desk, waiting: str) -> None
     commands.approve(desk.app, desk.approval(waiting), by="boss")
     expire(desk, waiting)
     desk.run(waiting)
-    assert (outcome(desk, waiting), desk.lab.seen) == ("APPROVAL_INVALID", [])
+    assert (outcome(desk, waiting), desk.lab.seen) == ("APPROVAL_EXPIRED", [])
 
 
 def test_approved_and_swept_before_the_start(desk: Desk, waiting: str) -> None:

@@ -362,7 +362,7 @@ def test_a_tool_that_changed(desk: Desk) -> None:
     commands.approve(desk.app, desk.approval(operation), by="boss")
     desk.app.registry._tools["careful"] = replace(desk.app.registry._tools["careful"], version="2")
     desk.run(operation)
-    assert (states(desk, operation), desk.lab.seen) == (["POLICY_CHANGED"], [])
+    assert (states(desk, operation), desk.lab.seen) == (["TOOL_CHANGED"], [])
 
 
 @pytest.mark.parametrize(

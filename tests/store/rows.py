@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -67,10 +68,13 @@ class Rows:
 
     def approval(self, action_id: str, ttl: float = 3600) -> str:
         action = self.one("actions", action_id)
+        approval_id = new_id("apr")
         row = {
-            "approval_id": new_id("apr"), "action_id": action_id, "operation_id": action["operation_id"],
+            "approval_id": approval_id, "action_id": action_id, "operation_id": action["operation_id"],
             "tenant": "acme", "requester": "customer-7", "action_digest": action["digest"], "tool_version": "1",
-            "policy_version": "p", "reason": "pay needs it", "ttl": ttl,
+            "policy_version": "p", "resource_version": None, "approvers": 1, "separate": False, "nonce": approval_id,
+            "bound_sha256": "b" * 64, "reason": "pay needs it",
+            "expires_at": datetime.now(UTC) + timedelta(seconds=ttl),
         }  # fmt: skip
         with self.database.transaction() as connection:
             approvals.insert(connection, [row])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,11 +100,12 @@ def test_an_approval_is_used_once(rows: Rows) -> None:
     with rows.database.transaction() as connection:
         approve(connection, approval, ApprovalState.APPROVED, "p")
     digest = rows.one("actions", action)["digest"]
-    exact = {"digest": digest, "tool_version": "1", "policy_version": "p"}
-    for name in exact:
-        with rows.database.transaction() as connection:
-            assert not approvals.consume(connection, action, **(exact | {name: "another"}))
-    used = race(rows.database, lambda c, i: approvals.consume(c, action, **exact))
+    with rows.database.transaction() as connection:
+        [exact] = approvals.of_operation(connection, rows.one("actions", action)["operation_id"])
+        assert not approvals.consume(connection, exact, digest="another")
+        for name in ("approval_id", "action_id", "nonce"):
+            assert not approvals.consume(connection, replace(exact, **{name: "another"}), digest=digest)
+    used = race(rows.database, lambda c, i: approvals.consume(c, exact, digest=digest))
     assert len(winners(used)) == 1
 
 

@@ -17,7 +17,15 @@ from sqlalchemy import text
 from embedded.databases import create_database, drop_database
 from embedded.servers import Servers
 from orchestrator.domain.action import ActionState
-from orchestrator.domain.model import ApprovalState, AttemptState, CallState, Effect, Reason
+from orchestrator.domain.model import (
+    ApprovalState,
+    AttemptState,
+    CallState,
+    DecisionKind,
+    Effect,
+    QuestionState,
+    Reason,
+)
 from orchestrator.domain.operation import OperationState
 from orchestrator.settings import sqlalchemy_url
 from store import tables
@@ -81,6 +89,8 @@ CHECKS: list[tuple[str, type[StrEnum]]] = [
     ("ck_calls_effect", Effect),
     ("ck_attempts_state", AttemptState),
     ("ck_approvals_state", ApprovalState),
+    ("ck_decisions_decision", DecisionKind),
+    ("ck_questions_state", QuestionState),
 ]
 
 

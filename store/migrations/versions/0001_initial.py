@@ -56,6 +56,7 @@ def upgrade() -> None:
         sa.Column("open_calls", sa.Integer(), server_default="0", nullable=False),
         sa.Column("open_reads", sa.Integer(), server_default="0", nullable=False),
         sa.Column("held_reads", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("open_inputs", sa.Integer(), server_default="0", nullable=False),
         sa.Column("next_seq", sa.Integer(), server_default="0", nullable=False),
         sa.Column("calls_used", sa.Integer(), server_default="0", nullable=False),
         sa.Column("writes_used", sa.Integer(), server_default="0", nullable=False),
@@ -64,6 +65,7 @@ def upgrade() -> None:
         sa.Column("cost_usd", sa.Numeric(precision=18, scale=9), server_default="0", nullable=False),
         sa.Column("result_bytes", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("told", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("tainted", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("last_response_id", sa.Text(), nullable=True),
         sa.Column("final_text", sa.Text(), nullable=True),
         sa.Column("pending", postgresql.JSONB(), nullable=True),
@@ -88,7 +90,8 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint("wake_at IS NULL OR state IN ('READY', 'RESULTS_READY')", name=op.f("ck_operations_wake")),
         sa.CheckConstraint(
-            "0 <= held_reads AND held_reads <= open_reads AND open_reads <= open_calls", name=op.f("ck_operations_open")
+            "0 <= held_reads AND held_reads <= open_reads AND 0 <= open_inputs AND open_reads + open_inputs <= open_calls",
+            name=op.f("ck_operations_open"),
         ),
         sa.ForeignKeyConstraint(["profile_digest"], ["profiles.digest"], name=op.f("fk_operations_profile_digest")),
         sa.PrimaryKeyConstraint("operation_id", name=op.f("pk_operations")),
@@ -134,6 +137,8 @@ def upgrade() -> None:
         sa.Column("digest", sa.Text(), nullable=False),
         sa.Column("policy_version", sa.Text(), nullable=False),
         sa.Column("resource_version", sa.Text(), nullable=True),
+        sa.Column("needs_approval", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("replaces", sa.Text(), nullable=True),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("code", sa.Text(), nullable=True),
         sa.Column("evidence", sa.Text(), nullable=True),
@@ -145,6 +150,7 @@ def upgrade() -> None:
         sa.Column("review", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("external_ref", sa.Text(), nullable=True),
         sa.Column("observation", sa.Text(), nullable=True),
+        sa.Column("compensates", sa.Text(), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("settled_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
@@ -166,7 +172,9 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint("wake_at IS NULL OR state IN ('READY', 'UNKNOWN', 'PENDING')", name=op.f("ck_actions_wake")),
         sa.CheckConstraint("(observation IS NOT NULL) = (settled_at IS NOT NULL)", name=op.f("ck_actions_observation")),
+        sa.ForeignKeyConstraint(["compensates"], ["actions.action_id"], name=op.f("fk_actions_compensates")),
         sa.ForeignKeyConstraint(["operation_id"], ["operations.operation_id"], name=op.f("fk_actions_operation_id")),
+        sa.ForeignKeyConstraint(["replaces"], ["actions.action_id"], name=op.f("fk_actions_replaces")),
         sa.PrimaryKeyConstraint("action_id", name=op.f("pk_actions")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_actions_idempotency_key")),
     )
@@ -218,7 +226,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("body", postgresql.JSONB(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
-        sa.CheckConstraint("kind IN ('user', 'notice', 'reply')", name=op.f("ck_items_kind")),
+        sa.CheckConstraint("kind IN ('user', 'notice', 'reply', 'superseded')", name=op.f("ck_items_kind")),
         sa.ForeignKeyConstraint(["operation_id"], ["operations.operation_id"], name=op.f("fk_items_operation_id")),
         sa.PrimaryKeyConstraint("operation_id", "seq", name=op.f("pk_items")),
     )
@@ -257,6 +265,11 @@ def upgrade() -> None:
         sa.Column("action_digest", sa.Text(), nullable=False),
         sa.Column("tool_version", sa.Text(), nullable=False),
         sa.Column("policy_version", sa.Text(), nullable=False),
+        sa.Column("resource_version", sa.Text(), nullable=True),
+        sa.Column("approvers", sa.Integer(), nullable=False),
+        sa.Column("separate", sa.Boolean(), nullable=False),
+        sa.Column("nonce", sa.Text(), nullable=False),
+        sa.Column("bound_sha256", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
@@ -266,6 +279,7 @@ def upgrade() -> None:
         sa.Column("consumed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint("(consumed_at IS NOT NULL) = (state = 'CONSUMED')", name=op.f("ck_approvals_consumed")),
+        sa.CheckConstraint("approvers >= 1", name=op.f("ck_approvals_approvers")),
         sa.CheckConstraint(
             "decided_by IS NOT NULL OR state NOT IN ('APPROVED', 'DENIED', 'CONSUMED')",
             name=op.f("ck_approvals_decided"),
@@ -277,6 +291,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["action_id"], ["actions.action_id"], name=op.f("fk_approvals_action_id")),
         sa.ForeignKeyConstraint(["operation_id"], ["operations.operation_id"], name=op.f("fk_approvals_operation_id")),
         sa.PrimaryKeyConstraint("approval_id", name=op.f("pk_approvals")),
+        sa.UniqueConstraint("nonce", name=op.f("uq_approvals_nonce")),
     )
     op.create_index(
         "ix_approvals_expiry",
@@ -319,6 +334,7 @@ def upgrade() -> None:
         sa.Column("wake_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
         sa.Column("observation", sa.Text(), nullable=True),
+        sa.Column("evidence", sa.Text(), nullable=True),
         sa.Column("is_error", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("binding", postgresql.JSONB(), nullable=True),
         sa.Column("binding_sha256", sa.Text(), nullable=True),
@@ -330,7 +346,9 @@ def upgrade() -> None:
             "(settled_at IS NOT NULL) = (state IN ('FAILED', 'REJECTED', 'SUCCEEDED'))", name=op.f("ck_calls_settled")
         ),
         sa.CheckConstraint("effect IS NULL OR effect IN ('create', 'overwrite', 'read')", name=op.f("ck_calls_effect")),
-        sa.CheckConstraint("state <> 'WAITING' OR action_id IS NOT NULL", name=op.f("ck_calls_waiting")),
+        sa.CheckConstraint(
+            "state <> 'WAITING' OR action_id IS NOT NULL OR tool = 'ask_user'", name=op.f("ck_calls_waiting")
+        ),
         sa.CheckConstraint(
             "state IN ('FAILED', 'READY', 'REJECTED', 'RUNNING', 'SUCCEEDED', 'WAITING')", name=op.f("ck_calls_state")
         ),
@@ -403,6 +421,45 @@ def upgrade() -> None:
     op.create_index(
         "uq_attempts_live_call", "attempts", ["call_key"], unique=True, postgresql_where=sa.text("state = 'STARTED'")
     )
+    op.create_table(
+        "decisions",
+        sa.Column("approval_id", sa.Text(), nullable=False),
+        sa.Column("by", sa.Text(), nullable=False),
+        sa.Column("decision", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("bound_sha256", sa.Text(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("decision IN ('APPROVE', 'DENY', 'EDIT')", name=op.f("ck_decisions_decision")),
+        sa.ForeignKeyConstraint(["approval_id"], ["approvals.approval_id"], name=op.f("fk_decisions_approval_id")),
+        sa.PrimaryKeyConstraint("approval_id", "by", name=op.f("pk_decisions")),
+    )
+    op.create_table(
+        "questions",
+        sa.Column("question_id", sa.Text(), nullable=False),
+        sa.Column("operation_id", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("call_key", sa.Text(), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("choices", postgresql.JSONB(), nullable=True),
+        sa.Column("answer_schema", postgresql.JSONB(), nullable=True),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("answered_by", sa.Text(), nullable=True),
+        sa.Column("answer", postgresql.JSONB(), nullable=True),
+        sa.Column("answered_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("(answer IS NOT NULL) = (state = 'ANSWERED')", name=op.f("ck_questions_answer")),
+        sa.CheckConstraint("(answered_by IS NOT NULL) = (state = 'ANSWERED')", name=op.f("ck_questions_answered")),
+        sa.CheckConstraint("state IN ('ANSWERED', 'EXPIRED', 'PENDING', 'REVOKED')", name=op.f("ck_questions_state")),
+        sa.ForeignKeyConstraint(["call_key"], ["calls.call_key"], name=op.f("fk_questions_call_key")),
+        sa.ForeignKeyConstraint(["operation_id"], ["operations.operation_id"], name=op.f("fk_questions_operation_id")),
+        sa.PrimaryKeyConstraint("question_id", name=op.f("pk_questions")),
+        sa.UniqueConstraint("call_key", name=op.f("uq_questions_call_key")),
+    )
+    op.create_index(
+        "ix_questions_expiry", "questions", ["expires_at"], unique=False, postgresql_where=sa.text("state = 'PENDING'")
+    )
+    op.create_index("ix_questions_operation", "questions", ["operation_id"], unique=False)
     op.execute(
         """CREATE FUNCTION turnqueue_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -417,6 +474,9 @@ def upgrade() -> None:
     )
     op.execute(
         """CREATE TRIGGER audit_no_truncate BEFORE TRUNCATE ON audit FOR EACH STATEMENT EXECUTE FUNCTION turnqueue_append_only()"""
+    )
+    op.execute(
+        """CREATE TRIGGER decisions_append_only BEFORE UPDATE OR DELETE ON decisions FOR EACH ROW EXECUTE FUNCTION turnqueue_append_only()"""
     )
     op.execute(
         """CREATE TRIGGER calls_one_result BEFORE UPDATE ON calls FOR EACH ROW WHEN (OLD.settled_at IS NOT NULL) EXECUTE FUNCTION turnqueue_append_only()"""
