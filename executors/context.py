@@ -23,6 +23,7 @@ class Context:
     http: ScopedClient
     action_id: str | None = None
     idempotency_key: str | None = None
+    completion_token: str | None = None  # for a downstream that will report later; None where no key is configured
 
     @property
     def tenant(self) -> str:

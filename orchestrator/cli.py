@@ -31,6 +31,7 @@ Key = Annotated[str | None, typer.Option(help="Same key and same request: the sa
 Modules = Annotated[str | None, typer.Option(help="Instead of TURNQUEUE_MODULES, comma-separated.")]
 OperationId = Annotated[str, typer.Argument(metavar="ID", help="An operation id.")]
 ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="An approval id, or an operation id with one pending.")]
+ActionId = Annotated[str, typer.Argument(metavar="ACTION", help="An action id.")]
 By = Annotated[str | None, typer.Option(help="Who decides; default: the user of this machine.")]
 Reason = Annotated[str, typer.Option(help="Kept with the decision.")]
 
@@ -152,6 +153,59 @@ def cancel(operation_id: OperationId, by: By = None, as_json: Json = False) -> N
         from orchestrator import cli_verbs
 
         cli_verbs.cancel(operation_id, by=by, as_json=as_json)
+
+
+@command()
+def resolve(
+    action_id: ActionId,
+    succeeded: Annotated[
+        str | None, typer.Option(metavar="REF", help="It happened; the downstream's reference.")
+    ] = None,
+    not_applied: Annotated[bool, typer.Option("--not-applied", help="It did not happen and will not.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Send it again, where a second arrival is harmless.")] = False,
+    evidence: Annotated[str, typer.Option(help="How you know.")] = "",
+    result: Annotated[str | None, typer.Option(metavar="JSON", help="The fields of the tool's result.")] = None,
+    by: By = None,
+    as_json: Json = False,
+) -> None:
+    """Settle an action whose outcome is UNKNOWN or PENDING by evidence."""
+    with reported(as_json):
+        from orchestrator import cli_settle
+
+        cli_settle.resolve(
+            action_id, succeeded=succeeded, not_applied=not_applied, retry=retry, evidence=evidence, result=result,
+            by=by, as_json=as_json,
+        )  # fmt: skip
+
+
+@command()
+def complete(
+    action_id: ActionId,
+    token: Annotated[str, typer.Option(help="The completion token that the tool passed to the downstream.")],
+    result: Annotated[str | None, typer.Option(metavar="JSON", help="The fields of the tool's result.")] = None,
+    reference: Annotated[str | None, typer.Option(help="The downstream's reference.")] = None,
+    code: Annotated[str | None, typer.Option(help="It was refused for good; a short code.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Report the outcome of an action that the downstream had accepted. A token counts once."""
+    with reported(as_json):
+        from orchestrator import cli_settle
+
+        cli_settle.complete(action_id, token=token, result=result, reference=reference, code=code, as_json=as_json)
+
+
+@command()
+def compensate(
+    action_id: ActionId,
+    arguments: Annotated[str, typer.Option(metavar="JSON", help="Arguments of the tool that undoes it.")],
+    by: By = None,
+    as_json: Json = False,
+) -> None:
+    """Undo an action that SUCCEEDED, with the tool that its own tool names, as a separate action."""
+    with reported(as_json):
+        from orchestrator import cli_settle
+
+        cli_settle.compensate(action_id, arguments=arguments, by=by, as_json=as_json)
 
 
 def main() -> None:

@@ -197,6 +197,10 @@ def _statements(evidence: Evidence, operation: Mapping[str, Any]) -> Iterator[Fi
 
 def _calls(evidence: Evidence, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     proposed = {call["call_key"]: (entry["seq"], call) for entry, call in _proposals(entries)}
+    for entry in entries:
+        key = entry["subject_id"]
+        if entry["kind"] == "call.redirected" and key in proposed:  # a person edited the action that it waited for
+            proposed[key] = (entry["seq"], {**proposed[key][1], "action_id": entry["body"].get("action_id")})
     settled = dict(_settlements(entries))
     rows = {call["call_key"]: call for call in evidence.calls}
     for key, (seq, call) in proposed.items():

@@ -1,5 +1,6 @@
 """The tools of the support example: two reads, a draft that moves no money, and the refund that does."""
 
+from datetime import timedelta
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import quote
 
@@ -143,6 +144,7 @@ def reconcile_refund(args: SubmitRefund, idempotency_key: str, reference: str | 
     intent=("draft_id",),
     idempotency=IdempotencyContract("Idempotency-Key"),
     reconcile=reconcile_refund,
+    conclusive_after=timedelta(seconds=1),  # the shop answers from the database that it writes
     reference_field="refund_id",
 )
 def submit_refund(args: SubmitRefund, ctx: Context) -> Refund:

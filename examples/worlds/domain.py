@@ -23,6 +23,7 @@ from orchestrator.domain.model import Effect
 from policy.base import Allow, Decision, Deny, Principal
 from policy.profile import Model
 
+CONCLUSIVE = timedelta(seconds=1)  # a look-up reads the database that the write goes to
 CONTRACT = IdempotencyContract(name="idempotency_key", carrier="field", retention=timedelta(days=365))
 ROLLED_BACK = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected, pg.SerializationFailure)
 
@@ -129,7 +130,9 @@ class Domain:
         if not tool.effect.writes:
             return ToolSpec(**common, handler=_reader(tool, store))
         writer, reconcile = _writer(tool, self.touched, store), _reconciler(tool, store)
-        return ToolSpec(**common, handler=writer, idempotency=CONTRACT, reconcile=reconcile)
+        return ToolSpec(
+            **common, handler=writer, idempotency=CONTRACT, reconcile=reconcile, conclusive_after=CONCLUSIVE
+        )
 
     def _owner_only(self, store: Callable[[], Store]) -> Callable[[Any, Principal], Decision]:
         """A customer reaches only their own records; what does not exist is the tool's own answer."""

@@ -73,6 +73,8 @@ TOOLS = (
     _spec("keyed", Effect.CREATE, _write, idempotency=IdempotencyContract(), intent=("text",)),
     _spec("brief", Effect.CREATE, _write, idempotency=IdempotencyContract(retention=timedelta(0))),
     _spec("checked", Effect.CREATE, _write, reconcile=_check),
+    _spec("patient", Effect.CREATE, _write, idempotency=IdempotencyContract(), reconcile=_check, compensation="undo"),
+    _spec("undo", Effect.CREATE, _write, idempotency=IdempotencyContract()),
     _spec("flag", Effect.OVERWRITE, _write, repeatable=True),
     _spec("single", Effect.CREATE, _write, unreconcilable=True, concurrency=1),
     _spec(
@@ -81,6 +83,7 @@ TOOLS = (
         _write,
         idempotency=IdempotencyContract(),
         reconcile=_check,
+        conclusive_after=timedelta(0),
         approval=True,
         authorize=_authorize,
         resource_version=lambda args, principal: str(FACTS["version"]),
