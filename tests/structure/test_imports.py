@@ -12,7 +12,7 @@ import pytest
 from tests.shared import ROOT
 
 PACKAGES = ("orchestrator", "executors", "adapters", "policy", "store", "embedded", "examples")
-PURE = {"collections.abc", "dataclasses", "datetime", "enum", "hashlib", "typing", "rfc8785"}
+PURE = {"collections.abc", "json", "dataclasses", "datetime", "enum", "hashlib", "typing", "rfc8785"}
 
 
 def python(code: str, *arguments: str) -> str:
