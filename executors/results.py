@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from executors import redaction
 from executors.registry import ToolSpec
 
 MAX_MESSAGE = 500  # characters of a downstream's own words that the model may see
@@ -22,7 +23,6 @@ _CREDENTIAL = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
     re.S,
 )
-_REDACTED = "[redacted]"
 
 
 class BadResult(Exception):
@@ -36,6 +36,7 @@ class Observation:
     text: str
     is_error: bool
     code: str | None = None
+    untrusted: bool = False  # it carries text that people outside wrote
 
     @property
     def size(self) -> int:
@@ -44,7 +45,13 @@ class Observation:
 
 def success(spec: ToolSpec, data: Any) -> Observation:
     """The observation of a confirmed result, from `validated`'s return value."""
-    return Observation(_capped(spec, {"state": "succeeded", "data": data}), is_error=False)
+    text = _capped(spec, {"state": "succeeded", "data": data})
+    return Observation(text, is_error=False, untrusted=spec.untrusted)
+
+
+def refusal(spec: ToolSpec, code: str, message: str) -> Observation:
+    """The observation of a downstream's definite refusal, in its own words."""
+    return replace(error("failed", code, message), untrusted=spec.untrusted)
 
 
 def confirmed_without_result(reference: str) -> Observation:
@@ -82,7 +89,8 @@ def validated(spec: ToolSpec, answer: Any) -> Any:
     """The answer as allowlisted JSON data. Raises BadResult; the message names fields, never values."""
     try:
         model = answer if type(answer) is spec.result else spec.result.model_validate(_plain(answer))
-        data = model.model_dump(mode="json", include=set(spec.expose) if spec.expose is not None else None)
+        shown = None if spec.expose is None else {name.partition(".")[0] for name in spec.expose}
+        data = redaction.allowed(spec.result, model.model_dump(mode="json", include=shown), spec.expose)
     except ValidationError as problem:
         fields = sorted({".".join(map(str, e["loc"])) or "(whole)" for e in problem.errors(include_input=False)})
         raise BadResult(f"result does not fit {spec.result.__name__}: {', '.join(fields)}") from None
@@ -110,7 +118,7 @@ def storable(text: str) -> str:
 
 def clean(text: str) -> str:
     """A downstream's words, fit to be stored and shown: no credentials in them."""
-    return _CREDENTIAL.sub(_REDACTED, storable(text))
+    return redaction.without_credentials(_CREDENTIAL.sub(redaction.REDACTED, storable(text)))
 
 
 def _scrub(value: Any) -> Any:

@@ -59,8 +59,10 @@ CHECK_TIMEOUT = 15.0  # seconds for one reconciliation
 def run_one(app: App, queue: str, hint: str | None) -> bool:
     """One due row of the queue, the hinted one first. False: nothing is due (or no slot is free)."""
     if hint is not None and hint.startswith("act_"):
-        return _run_action(app, hint) or _run_read(app, queue, None) or _run_next_action(app, queue)
-    return _run_read(app, queue, hint) or _run_next_action(app, queue)
+        if _run_action(app, hint):
+            return True
+        hint = None
+    return (queue in app.read_queues and _run_read(app, queue, hint)) or _run_next_action(app, queue)
 
 
 # --- reads ---------------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class ReadRecord:
     evidence: str | None = None
 
 
-def _read_record(outcome: ReadOutcome) -> ReadRecord:
+def _read_record(outcome: ReadOutcome, spec: ToolSpec | None) -> ReadRecord:
     match outcome:
         case Succeeded(observation, _):
             return ReadRecord(CallState.SUCCEEDED, AttemptState.SUCCEEDED, observation, True)
@@ -143,7 +145,8 @@ def _read_record(outcome: ReadOutcome) -> ReadRecord:
         case Rejected("SUPERSEDED", _):
             return ReadRecord(CallState.REJECTED, AttemptState.NOT_SENT, results.SUPERSEDED, False)
         case Rejected(code, message):
-            return ReadRecord(CallState.FAILED, AttemptState.FAILED, results.error("failed", code, message), True)
+            refusal = results.refusal(spec, code, message) if spec else results.error("failed", code, message)
+            return ReadRecord(CallState.FAILED, AttemptState.FAILED, refusal, True)
         case Transient(code, _) | Broken(code):
             return ReadRecord(CallState.FAILED, AttemptState.FAILED, results.error("failed", code), None)
 
@@ -152,12 +155,11 @@ def _record_read(app: App, row: dict[str, Any], outcome: ReadOutcome) -> None:
     spec = app.registry.tool(row["tool"])
     if isinstance(outcome, Transient) and _try_again(app, row, outcome, spec):
         return
-    record = _read_record(outcome)
-    taints = spec is not None and spec.untrusted and isinstance(outcome, Succeeded | Rejected)
+    record = _read_record(outcome, spec)
 
     def work(connection: Connection) -> list[engine.Wake]:
         with engine.Unit(connection, f"worker:{app.worker}") as unit:
-            settle_read(unit, row, record, spec, taints=taints)
+            settle_read(unit, row, record, spec)
         return unit.wakes
 
     with suppress(NotOurs):
@@ -177,9 +179,7 @@ def _superseded(record: ReadRecord) -> ReadRecord:
     )  # fmt: skip
 
 
-def settle_read(
-    unit: engine.Unit, row: Mapping[str, Any], record: ReadRecord, spec: ToolSpec | None, *, taints: bool = False
-) -> None:
+def settle_read(unit: engine.Unit, row: Mapping[str, Any], record: ReadRecord, spec: ToolSpec | None) -> None:
     """Record a read's one result and count it; the last one moves the operation on. `row`: a claimed call.
 
     `spec` is None where no handler of ours can have run. Raises NotOurs.
@@ -190,7 +190,7 @@ def settle_read(
         revision=row["revision"],
         size=record.observation.size,
         superseded_size=results.SUPERSEDED.size,
-        taints=taints,
+        taints=record.observation.untrusted,
     )
     if operation.revision != row["revision"] and operation.state not in TERMINAL:
         record = _superseded(record)
@@ -458,7 +458,8 @@ def _record_write(app: App, spec: ToolSpec, started: _StartedAction, outcome: Wr
                 return []
             code = getattr(outcome, "code", None)
             actions.end_attempt(connection, action.action_id, state=state, code=code, contacted=contacted)
-            slots.free(connection, action.action_id)
+            if action.limited:
+                slots.free(connection, action.action_id)
             apply_outcome(app, unit, spec, held, current, outcome, contacted)
         return unit.wakes
 
@@ -500,7 +501,7 @@ def _outcome_event(
         case Succeeded(observation, reference):
             return e.Confirmed(), observation, {"external_ref": reference or action.external_ref}
         case Rejected(code, message):
-            observation = results.error("failed", code, message)
+            observation = results.refusal(spec, code, message)
             return e.RefusedDownstream(code), observation, {"evidence": message[: results.MAX_MESSAGE] or code}
         case Unsent(code):
             at = retry_at(now, action.attempts, spec.max_attempts, operation.deadline, None, random.random())  # noqa: S311

@@ -122,6 +122,8 @@ def stop_unstarted(
 
     What was dispatched goes on. Returns the operation with the counts of what is left open; the caller saves them.
     """
+    if operation.open_calls == 0:  # the usual end: an answer, with nothing left to stop
+        return operation
     settled = 0
     for action in actions.unstarted(unit.connection, operation.operation_id):
         if action.compensates is None:  # an operator's, not the model's
@@ -258,6 +260,8 @@ def save_action(
                 final = True
     if final:
         observation = observation or _observation(decision.state, decision.code or "NOT_DONE")
+        if observation.untrusted and not operation.tainted:
+            operations.save(unit.connection, operation.operation_id, tainted=True)
         observation = results.marked(observation, _marks(operation, action, decision.state))
         changes |= {
             "code": observation.code, "observation": observation.text, "review": False,

@@ -147,11 +147,17 @@ def check_statements(operation, entries, calls):
 
 def check_calls(entries, calls):
     bindings, proposed = {}, set()
+    # A person edited the action that a call waited for: from then on another one answers it.
+    redirected = {
+        entry["subject_id"]: entry["body"].get("action_id") for entry in entries if entry["kind"] == "call.redirected"
+    }
     for entry in entries:
         if entry["kind"] == "turn.proposed":
             for said in entry["body"].get("calls", []):
                 key = said["call_key"]
                 proposed.add(key)
+                if key in redirected:
+                    said = {**said, "action_id": redirected[key]}
                 check_proposal(entry["seq"], said, calls.get(key))
                 if said.get("binding_sha256") is not None:
                     bindings[key] = said["binding_sha256"]

@@ -160,7 +160,10 @@ def expired(connection: Connection, limit: int) -> list[ApprovalRecord]:
 
 
 def of_operation(connection: Connection, operation_id: str) -> list[ApprovalRecord]:
-    statement = text("SELECT * FROM approvals WHERE operation_id = :operation_id ORDER BY created_at, approval_id")
+    statement = text(
+        "SELECT p.* FROM approvals p JOIN actions a USING (action_id) WHERE p.operation_id = :operation_id "
+        "ORDER BY p.created_at, a.turn, a.position"
+    )
     rows = connection.execute(statement, {"operation_id": operation_id}).mappings()
     return [record(ApprovalRecord, row) for row in rows]
 
