@@ -56,6 +56,7 @@ class App:
         self.database = Database(settings.require_database(), settings.pool_size)
         self.leases = LeaseKeeper(self.database, settings.lease_seconds)
         self._profiles: dict[str, Profile] = {}
+        self.stored_profiles: set[str] = set()  # digests whose recipe this process knows to be in the database
         # Shown what streams in, by operation id, on the thread of its turn; nothing is ever executed because of it.
         self.observe: Callable[[str, Progress], None] | None = None
 
@@ -93,6 +94,11 @@ class App:
             with self.database.autocommit() as connection:
                 self._profiles[digest] = Profile.model_validate(operations.profile_body(connection, digest))
         return self._profiles[digest]
+
+    @cached_property
+    def read_queues(self) -> frozenset[str]:
+        """Queues that hold plain reads; any queue can hold actions, since a profile may ask approval for a read."""
+        return frozenset(spec.queue for spec in self.registry.tools if not spec.needs_action)
 
     def sync_slots(self) -> None:
         """Make the slot rows agree with the registered tools' limits."""

@@ -19,7 +19,7 @@ from orchestrator.people import deny as deny  # noqa: PLC0414
 from orchestrator.submission import Envelope as Envelope  # noqa: PLC0414 - part of this module's interface
 from orchestrator.submission import Submission as Submission  # noqa: PLC0414 - part of this module's interface
 from orchestrator.submission import submission as submission  # noqa: PLC0414 - part of this module's interface
-from orchestrator.views import OperationView, view
+from orchestrator.views import OperationView, view, without_personal
 from policy.profile import Profile
 from store import envelopes, operations
 from store.records import OperationRecord
@@ -44,13 +44,17 @@ def submit(app: App, request: Submission, envelope: Envelope | None = None) -> S
     if profile is None:
         known = ", ".join(sorted(p.name for p in app.registry.profiles)) or "none are registered"
         raise NotFound("UNKNOWN_PROFILE", f"profile {request.profile!r} is not registered; known: {known}")
-    created = app.database.transact(lambda connection: _insert(connection, profile, request, envelope))
+    stored = profile.digest in app.stored_profiles
+    created = app.database.transact(lambda connection: _insert(connection, profile, request, envelope, stored))
+    app.stored_profiles.add(profile.digest)
     if created.created:
         app.publish([engine.Wake(engine.ORCHESTRATOR_QUEUE, created.operation_id)])
     return created
 
 
-def _insert(connection: Connection, profile: Profile, request: Submission, envelope: Envelope | None) -> Submitted:
+def _insert(
+    connection: Connection, profile: Profile, request: Submission, envelope: Envelope | None, known_profile: bool
+) -> Submitted:
     operation_id = new_id("op")
     asked = {
         "profile": request.profile, "input": request.input, "tenant": request.tenant, "subject": request.subject,
@@ -59,8 +63,11 @@ def _insert(connection: Connection, profile: Profile, request: Submission, envel
     request_sha256 = digests.sha256("submission-v1", asked)
     if envelope and (used := envelopes.lock(connection, envelope.sender, envelope.nonce)):
         return _repeated(used, request_sha256)
-    body = digests.canonical(profile.model_dump(mode="json")).decode()
-    operations.insert_profile(connection, digest=profile.digest, name=profile.name, version=profile.version, body=body)
+    if not known_profile:
+        body = digests.canonical(profile.model_dump(mode="json")).decode()
+        operations.insert_profile(
+            connection, digest=profile.digest, name=profile.name, version=profile.version, body=body
+        )
     inserted = operations.insert(
         connection,
         operation_id=operation_id,
@@ -134,10 +141,14 @@ def _find(connection: Connection, operation_id: str, tenant: str | None) -> Oper
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def inspect(app: App, operation_id: str, *, tenant: str | None = None) -> OperationView:
-    """Everything that happened to one operation. Raises NotFound UNKNOWN_OPERATION."""
+def inspect(app: App, operation_id: str, *, tenant: str | None = None, personal: bool = False) -> OperationView:
+    """Everything that happened to one operation. Raises NotFound UNKNOWN_OPERATION.
+
+    Values of PERSONAL fields are shown only where `personal` asks for them, as whoever decides on an approval must.
+    """
     with app.database.snapshot() as connection:
-        return view(connection, _find(connection, operation_id, tenant))
+        whole = view(connection, _find(connection, operation_id, tenant))
+    return whole if personal else without_personal(whole, app.registry)
 
 
 def list_operations(
