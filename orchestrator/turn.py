@@ -40,6 +40,7 @@ log = structlog.get_logger()
 
 IN_PLACE_TRIES = 3  # requests within one claim; further ones are parked
 IN_PLACE_WAIT = 1.0  # seconds; a longer wait is parked, so that no thread sleeps on it
+_RATE_LIMITED = "RATE_LIMITED"  # the adapters' code for it
 _UNUSABLE_OUTPUT_TRIES = 2  # a model that wrote an unusable call is asked once more
 
 
@@ -343,6 +344,15 @@ def _refused_for(loaded: Loaded) -> Reason | None:
     return Reason.CALL_BUDGET if codes & {"CALL_BUDGET", "TOOL_CALL_BUDGET"} else None
 
 
+def _waited(app: App, operation: OperationRecord) -> int:
+    """How many of this turn's requests only met a rate limit."""
+    with app.database.autocommit() as connection:
+        rows = [row for row in operations.turns_of(connection, operation.operation_id) if row["turn"] == operation.turn]
+    rows.sort(key=lambda row: row["ask"])
+    before = [0, *(row["ask"] for row in rows)]
+    return sum(row["ask"] - ask for row, ask in zip(rows, before, strict=False) if row["failure_code"] == _RATE_LIMITED)
+
+
 def _failed(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:
     failure = asked.reply.failure
     if failure is None:
@@ -354,9 +364,14 @@ def _failed(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:
     unusable = failure.code == "MODEL_OUTPUT_INVALID"
     limit = _UNUSABLE_OUTPUT_TRIES if unusable else app.settings.ask_limit
     now = operation.now + timedelta(seconds=asked.seconds)
+    asks = operation.asks + asked.tries
+    if failure.code == _RATE_LIMITED:  # to be told to wait is no failed attempt; the deadline ends it
+        limit = asks + 1
+    elif operation.asks:
+        asks = max(asked.tries, asks - _waited(app, operation))
     at = retry_at(
         now,
-        operation.asks + asked.tries,
+        asks,
         limit,
         operation.deadline,
         failure.retry_after,

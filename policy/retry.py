@@ -11,8 +11,8 @@ def backoff(attempts: int, asked: float | None = None, jitter: float = 0.0) -> t
 
     `jitter` in [0, 1) spreads many waiters over up to half as long again.
     """
-    wait = min(_MOST, _FIRST * 2 ** min(attempts - 1, 10)) * (1 + jitter / 2)
-    return timedelta(seconds=max(wait, asked or 0.0))
+    wait = max(min(_MOST, _FIRST * 2 ** min(attempts - 1, 10)), asked or 0.0)
+    return timedelta(seconds=wait * (1 + jitter / 2))
 
 
 def retry_at(

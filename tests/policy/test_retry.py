@@ -29,6 +29,13 @@ def test_jitter_spreads_over_up_to_half_as_long_again(attempts: int, jitter: flo
     assert backoff(attempts) <= backoff(attempts, jitter=jitter) <= backoff(attempts) * 1.5
 
 
+@given(st.floats(0, 1, exclude_max=True))
+def test_those_who_were_told_the_same_wait_are_spread_too(jitter: float) -> None:
+    told = timedelta(seconds=600)
+    assert told <= backoff(1, asked=600, jitter=jitter) <= told * 1.5
+    assert backoff(1, asked=600, jitter=0.5) == told * 1.25
+
+
 def test_retry_stops_at_the_limit() -> None:
     far = NOW + timedelta(days=1)
     assert retry_at(NOW, 2, 3, far) == NOW + SECOND
