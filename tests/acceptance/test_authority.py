@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import commands
 from policy.base import Deny
-from tests.acceptance.conftest import Parcels
+from tests.acceptance.desks import Parcels
 from tests.acceptance.parcels import SCOPES
 from tests.orchestrator.desk import call, calls
 

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from orchestrator import commands, dispatch
-from tests.acceptance.conftest import Parcels
+from tests.acceptance.desks import Parcels
 from tests.orchestrator.desk import DONE, Desk, call, calls
 from tests.orchestrator.test_support import Support
 from tests.store.rows import eventually

@@ -13,7 +13,7 @@ from orchestrator import commands, dispatch
 from policy.profile import Budgets, Prices
 from store import calls as call_store
 from store import operations
-from tests.acceptance.conftest import restarted
+from tests.acceptance.desks import restarted
 from tests.orchestrator.desk import DONE, Desk, call, calls
 
 BOAST = {"text": "All done: everything was written."}
@@ -255,7 +255,7 @@ def test_other_budgets_across_a_pause(desk: Desk, budget: str) -> None:
 
 
 def test_wall_clock_across_a_pause(desk: Desk) -> None:
-    """Waiting for a person takes time from the whole: the approval of an operation whose time is over starts nothing."""
+    """Waiting for a person takes time from the whole: when it is over, the approval starts nothing."""
     operation = pause(desk, BOAST)
     resume(desk, operation)
     desk.sql("UPDATE operations SET deadline = clock_timestamp() WHERE operation_id = :o", o=operation)

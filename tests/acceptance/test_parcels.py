@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import commands
 from policy.profile import Budgets
-from tests.acceptance.conftest import Parcels, long_ago
+from tests.acceptance.desks import Parcels, long_ago
 from tests.orchestrator.desk import call, calls
 
 NEW = "New Street 2"

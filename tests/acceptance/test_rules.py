@@ -12,7 +12,7 @@ from orchestrator import commands, dispatch
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.model import Effect
 from policy.profile import Budgets, Model, Profile
-from tests.acceptance.conftest import restarted
+from tests.acceptance.desks import restarted
 from tests.orchestrator.desk import DONE, Desk, call, calls
 
 

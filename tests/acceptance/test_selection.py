@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator import commands
-from tests.acceptance.conftest import Parcels
+from tests.acceptance.desks import Parcels
 from tests.orchestrator.desk import call, calls
 
 DONE = {"text": "Done."}

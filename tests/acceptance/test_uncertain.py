@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import commands
 from store import actions as action_store
-from tests.acceptance.conftest import Parcels, long_ago, restarted
+from tests.acceptance.desks import Parcels, long_ago, restarted
 from tests.orchestrator.desk import DONE, Desk, call, calls
 
 NEW = "New Street 2"
