@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.errors import PydanticUserError
 
+from executors.redaction import PERSONAL
 from executors.registry import ToolSpec
 
 
@@ -75,7 +76,8 @@ def redacted(spec: ToolSpec | None, arguments: Mapping[str, Any] | None) -> dict
     """
     if spec is None or arguments is None:
         return {"fields": [], "values": {}}
-    marked = {name for name, field in spec.arguments.model_fields.items() if AUDITED in field.metadata}
+    fields = spec.arguments.model_fields.items()
+    marked = {name for name, field in fields if AUDITED in field.metadata and PERSONAL not in field.metadata}
     shown = {
         name: value
         for name, value in arguments.items()

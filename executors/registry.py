@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from executors import questions
+from executors import questions, redaction
 from executors.context import Context
 from executors.outcomes import Reconciled
 from orchestrator.domain.errors import ConfigError
@@ -58,7 +58,8 @@ class ToolSpec:
     - `unreconcilable=True` is how a `create` tool says that it has neither contract nor handler: its uncertain
       outcomes wait for an operator.
     - `conclusive_after` is how long after the last send a missing trace may still be a request on its way.
-    - `expose` is the allowlist of result fields that the model may see (default: all of the result model).
+    - `expose` is the allowlist of result fields that the model may see (default: all that are not PERSONAL, see
+      `executors.redaction`). A PERSONAL field inside another is named too: `owner.email`.
     - `untrusted=True`: its results carry text that people outside wrote; having read one, the operation is tainted.
     - `timeout` is seconds per attempt; `concurrency` is the fleet-wide limit of attempts in flight.
     """
@@ -147,9 +148,12 @@ def _field_problems(spec: ToolSpec) -> Iterator[str]:
     for name in spec.intent or ():
         if name not in spec.arguments.model_fields:
             yield f"intent field {name!r} is not an argument"
+    personal, _ = redaction.marked_fields(spec.result)
     for name in spec.expose or ():
-        if name not in spec.result.model_fields:
+        if name not in spec.result.model_fields and name not in personal:
             yield f"expose field {name!r} is not in the result model"
+    for name in sorted(redaction.marked_fields(spec.arguments)[1]):
+        yield f"argument {name!r} is a secret: the model would have to know it; let the handler take it from the host"
     if spec.reference_field is not None and spec.reference_field not in spec.result.model_fields:
         yield f"reference_field {spec.reference_field!r} is not in the result model"
 

@@ -105,13 +105,14 @@ def submit(
 def show(
     operation_id: OperationId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for its end; shows what happens.")] = False,
+    personal: Annotated[bool, typer.Option("--personal", help="Personal fields too, as an approver needs.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one operation: its timeline of turns, calls, attempts and waits, and what it cost."""
     with reported(as_json):
         from orchestrator import cli_verbs
 
-        sys.exit(cli_verbs.show(operation_id, follow=follow, as_json=as_json))
+        sys.exit(cli_verbs.show(operation_id, follow=follow, personal=personal, as_json=as_json))
 
 
 @command(name="list")
@@ -129,21 +130,55 @@ def list_(
 
 
 @command()
-def approve(approval_id: ApprovalId, by: By = None, reason: Reason = "", as_json: Json = False) -> None:
-    """Approve exactly the action that the approval shows."""
+def approve(
+    approval_id: ApprovalId,
+    by: By = None,
+    reason: Reason = "",
+    arguments: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Approve it with these arguments instead of the ones shown.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Approve exactly the action that the approval shows, or the same tool with other --arguments."""
     with reported(as_json):
-        from orchestrator import cli_verbs
+        from orchestrator import cli_people
 
-        cli_verbs.decide(approval_id, approve=True, by=by, reason=reason, as_json=as_json)
+        cli_people.approve(approval_id, by=by, reason=reason, arguments=arguments, as_json=as_json)
 
 
 @command()
 def deny(approval_id: ApprovalId, by: By = None, reason: Reason = "", as_json: Json = False) -> None:
     """Refuse the action; the model is told and goes on."""
     with reported(as_json):
-        from orchestrator import cli_verbs
+        from orchestrator import cli_people
 
-        cli_verbs.decide(approval_id, approve=False, by=by, reason=reason, as_json=as_json)
+        cli_people.deny(approval_id, by=by, reason=reason, as_json=as_json)
+
+
+@command()
+def answer(
+    question_id: Annotated[str, typer.Argument(metavar="ID", help="A question id, or an operation id with one open.")],
+    text: Annotated[str | None, typer.Argument(help="The answer; `-` reads standard input.")] = None,
+    json_answer: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The answer as JSON, where the question has a schema.")
+    ] = None,
+    by: By = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a question of the model; the operation goes on."""
+    with reported(as_json):
+        from orchestrator import cli_people
+
+        cli_people.answer(question_id, text=text, json_answer=json_answer, by=by, as_json=as_json)
+
+
+@command()
+def amend(operation_id: OperationId, input: Input, by: By = None, as_json: Json = False) -> None:
+    """Correct the request while it is worked on: what has not started is dropped, and the model is asked again."""
+    with reported(as_json):
+        from orchestrator import cli_people
+
+        cli_people.amend(operation_id, text=input, by=by, as_json=as_json)
 
 
 @command()

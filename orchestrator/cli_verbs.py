@@ -19,7 +19,7 @@ from executors.registry import Registry
 from orchestrator import cli_render, cli_target, commands
 from orchestrator.app import App
 from orchestrator.cli_report import Exit, print_json, say, terminal
-from orchestrator.domain.errors import Conflict
+from orchestrator.domain.errors import ConfigError
 from orchestrator.logs import configure
 from orchestrator.views import ApprovalView, OperationView
 
@@ -34,17 +34,30 @@ def quiet_logs() -> None:
 
 
 @contextmanager
-def attached(*, registry: bool = False) -> Iterator[App]:
-    """The running installation; `registry` loads its modules. Says so when its broker did not take a wake-up."""
+def attached(*, registry: bool = False, lenient: bool = False) -> Iterator[App]:
+    """The running installation; `registry` loads its modules, `lenient` goes on without them where that fails.
+
+    Says so when its broker did not take a wake-up.
+    """
     quiet_logs()
     found = cli_target.target(os.environ)
-    app = App(found.settings, found.registry if registry else Registry())
+    app = App(found.settings, _registry(found, lenient) if registry else Registry())
     try:
         yield app
         if app.hints.failed:
             say("note: the broker does not answer; the change is saved, and the sweeper will publish it")
     finally:
         app.close()
+
+
+def _registry(found: cli_target.Target, lenient: bool) -> Registry:
+    try:
+        return found.registry
+    except ConfigError as problem:
+        if not lenient:
+            raise
+        say(f"note: without the modules of the tools nothing says what is personal: all values are hidden ({problem})")
+        return Registry()
 
 
 def request(
@@ -78,13 +91,14 @@ def submit(asked: commands.Submission, *, as_json: bool) -> None:
         say("submitted" if done.created else "submitted before under this key")
 
 
-def show(operation_id: str, *, follow: bool, as_json: bool) -> int:
+def show(operation_id: str, *, follow: bool, personal: bool, as_json: bool) -> int:
     """With `follow` the exit code says how it ended."""
-    with attached() as app:
-        view = commands.inspect(app, operation_id)
+    with attached(registry=True, lenient=True) as app:
+        view = commands.inspect(app, operation_id, personal=personal)
         if follow:
             with progress() as shown:
-                view = wait_for_end(app, operation_id, shown)
+                wait_for_end(app, operation_id, shown)
+            view = commands.inspect(app, operation_id, personal=personal)
     print_view(view, as_json=as_json)
     return ended_well(view) if follow else Exit.OK
 
@@ -98,30 +112,6 @@ def list_operations(*, state: str | None, tenant: str | None, limit: int, as_jso
         terminal().print(cli_render.listing(rows))
     else:
         say("no operations")
-
-
-def decide(given: str, *, approve: bool, by: str | None, reason: str, as_json: bool) -> None:
-    by = os_user() if by is None else by
-    with attached() as app:
-        approval_id = _approval_of(app, given) if given.startswith("op_") else given
-        act = commands.approve if approve else commands.deny
-        action_id = act(app, approval_id, by=by, reason=reason)
-    state = "APPROVED" if approve else "DENIED"
-    if as_json:
-        print_json({"approval_id": approval_id, "action_id": action_id, "state": state, "by": by})
-    else:
-        print_line(f"{approval_id} {state} by {by}")
-
-
-def _approval_of(app: App, operation_id: str) -> str:
-    """The one pending approval of an operation. Raises Conflict NOT_PENDING or AMBIGUOUS."""
-    waiting = commands.inspect(app, operation_id).open_approvals
-    if not waiting:
-        raise Conflict("NOT_PENDING", f"{operation_id} has no pending approval")
-    if len(waiting) > 1:
-        named = ", ".join(each.approval_id for each in waiting)
-        raise Conflict("AMBIGUOUS", f"{operation_id} has {len(waiting)} pending approvals; name one of {named}")
-    return waiting[0].approval_id
 
 
 def cancel(operation_id: str, *, by: str | None, as_json: bool) -> None:
@@ -235,9 +225,11 @@ def wait_for_end(
         shown.update(view)
         if view.ended_at is not None:
             return view
-        for asked in view.open_approvals:
-            if on_approval is not None and asked.approval_id not in told:
-                told.add(asked.approval_id)
-                shown.hide()
-                on_approval(asked)
+        new = [asked.approval_id for asked in view.open_approvals if asked.approval_id not in told]
+        if new and on_approval is not None:
+            told.update(new)
+            shown.hide()
+            for asked in commands.inspect(app, operation_id, personal=True).open_approvals:  # who decides sees all
+                if asked.approval_id in new:
+                    on_approval(asked)
         pause(view)

@@ -51,14 +51,18 @@ def model_client() -> httpx.Client:
 
 def endpoint(model: Model) -> Endpoint:
     """Resolve references to the environment just before use. Raises ConfigError that names the variable."""
-    base_url = _variable(model.base_url[1:], "base_url") if model.base_url.startswith("$") else model.base_url
+    base_url = _given(model.base_url, "base_url")
     return Endpoint(
         base_url=base_url.rstrip("/"),
         api_key=_variable(model.api_key_env, "api_key_env") if model.api_key_env else None,
-        headers=model.headers,
+        headers={name: _given(value, f"headers.{name}") for name, value in model.headers.items()},
         azure_deployment=model.azure_deployment,
         azure_api_version=model.azure_api_version,
     )
+
+
+def _given(value: str, field: str) -> str:
+    return _variable(value[1:], field) if value.startswith("$") else value
 
 
 def _variable(name: str, field: str) -> str:

@@ -29,8 +29,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    database_url: str | None = None  # postgresql://… ; none: the CLI starts the embedded server
-    broker_url: str | None = None  # redis://…, amqp://… ; none: likewise
+    database_url: str | None = Field(
+        default=None, repr=False
+    )  # postgresql://… ; none: the CLI starts the embedded server
+    broker_url: str | None = Field(default=None, repr=False)  # redis://…, amqp://… ; none: likewise
     modules: tuple[str, ...] = ()  # modules whose `register(registry)` adds tools and profiles
     profiles: tuple[str, ...] = ()  # TOML files, one profile each
     queue_prefix: str = "turnqueue:"  # Redis key prefix

@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
+from executors.redaction import HIDDEN, hidden, marked_fields, personal_values
+from executors.registry import Registry
 from store import actions, approvals, calls, operations, questions
 from store.records import ActionRecord, CallRecord, OperationRecord
 
@@ -163,6 +165,55 @@ class OperationView(BaseModel):
     @property
     def open_questions(self) -> list[QuestionView]:
         return [question for question in self.questions if question.state == "PENDING"]
+
+
+def without_personal(whole: OperationView, registry: Registry) -> OperationView:
+    """The view with personal values hidden, as the tools' models mark them; all values of a tool that is not here."""
+    calls_shown = [
+        each.model_copy(
+            update={
+                "arguments": _hidden(registry, each.tool, each.arguments),
+                "observation": _hidden_observation(registry, each),
+            }
+        )
+        for each in whole.calls
+    ]
+    changes: dict[str, Any] = {"calls": calls_shown}
+    for name in ("actions", "approvals"):
+        changes[name] = [
+            each.model_copy(update={"arguments": _hidden(registry, each.tool, each.arguments)})
+            for each in getattr(whole, name)
+        ]
+    return whole.model_copy(update=changes)
+
+
+def _hidden(registry: Registry, tool: str, arguments: Any) -> Any:
+    spec = registry.tool(tool)
+    if arguments is None or spec is None:
+        return arguments and dict.fromkeys(arguments, HIDDEN)
+    return hidden(spec.arguments, arguments)
+
+
+def _hidden_observation(registry: Registry, call: CallView) -> Any:
+    """Also from a refusal's words, where they repeat the call's own personal arguments."""
+    observation = call.observation
+    spec = registry.tool(call.tool)
+    if not isinstance(observation, dict):
+        return observation
+    if spec is None:
+        return {name: HIDDEN if name in _WORDS else value for name, value in observation.items()}
+    shown = dict(observation)
+    if "data" in shown:
+        shown["data"] = hidden(spec.result, shown["data"])
+    if "data_head" in shown and marked_fields(spec.result)[0]:
+        shown["data_head"] = HIDDEN
+    if isinstance(shown.get("message"), str) and call.arguments:
+        for value in filter(None, personal_values(spec.arguments, call.arguments)):
+            shown["message"] = shown["message"].replace(value, HIDDEN)
+    return shown
+
+
+_WORDS = ("data", "data_head", "message")
 
 
 def view(connection: Connection, operation: OperationRecord) -> OperationView:

@@ -1,18 +1,23 @@
 """Profile: the named, versioned recipe of an operation. Frozen by digest when an operation starts."""
 
 import hashlib
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from orchestrator.domain.errors import ConfigError
 
+_CREDENTIAL_HEADER = re.compile(r"authorization|cookie|token|secret|password|credential|(?:^|[-_])key$", re.IGNORECASE)
+
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Errors name the field and never the value: a profile with a key in the wrong place is quoted in no log.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Budgets(_Frozen):
@@ -60,7 +65,8 @@ class Model(_Frozen):
     """Where the model is and how it is asked.
 
     `api` names an adapter.  `api_key_env` names the environment variable that holds the key (the key itself is never
-    stored).  `base_url` may be `$NAME`: then the environment variable NAME of the worker gives it.
+    stored).  `base_url` and the values of `headers` may be `$NAME`: then the environment variable NAME of the worker
+    gives it; a header that carries a credential must.
     """
 
     api: str
@@ -78,6 +84,21 @@ class Model(_Frozen):
     parallel_calls: bool = True
     server_state: bool = Field(default=False, description="continue by previous response id instead of resending")
     provider_tools_on_loss: Literal["ask_again", "stop"] = "ask_again"
+
+    @field_validator("base_url")
+    @classmethod
+    def _no_password(cls, value: str) -> str:
+        if "@" in urlsplit(value).netloc:
+            raise ValueError("holds a password, and profiles are stored; name an environment variable: $NAME")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _by_reference(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, given in value.items():
+            if _CREDENTIAL_HEADER.search(name) and not given.startswith("$"):
+                raise ValueError(f"{name} holds a credential, and profiles are stored; name a variable: $NAME")
+        return value
 
 
 class Profile(_Frozen):
