@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.domain import digests
-from orchestrator.views import ApprovalView, AttemptView, CallView, OperationView, TurnView
+from orchestrator.views import ApprovalView, AttemptView, CallView, OperationView, QuestionView, TurnView
 
 SHORT = 96  # characters of an argument text in the timeline; approvals are shown in full
 _WHOLE = frozenset({"operation", "time", "turn", "event", "state"})  # columns that are never broken
-_GOOD = frozenset({"SUCCEEDED", "COMPLETED", "APPROVED", "CONSUMED", "FINAL_TEXT", "TOOL_PROPOSALS"})
+_GOOD = frozenset({"SUCCEEDED", "COMPLETED", "APPROVED", "CONSUMED", "ANSWERED", "FINAL_TEXT", "TOOL_PROPOSALS"})
 _OPEN = frozenset({"PENDING", "WAITING_APPROVAL", "WAITING_INPUT", "RECONCILING", "STARTED", "RUNNING", "UNKNOWN"})
 _BAD = frozenset({"FAILED", "REJECTED", "REFUSED", "INCOMPLETE", "DENIED", "EXPIRED", "LOST", "API_FAILURE"})
 
@@ -61,6 +61,8 @@ def timeline(view: OperationView) -> list[Entry]:
         entries += _call(call)
     for approval in view.approvals:
         entries += _approval(view, approval)
+    for asked in view.questions:
+        entries += _question(asked)
     entries += [_attempt(view, attempt) for attempt in view.attempts if attempt.ended_at is not None]
     if view.ended_at is not None:
         ended = seconds(view.created_at, view.ended_at)
@@ -101,11 +103,21 @@ def _approval(view: OperationView, approval: ApprovalView) -> Iterator[Entry]:
     asked = f"{safe(approval.tool)} waits for a person: {approval.approval_id}"
     yield Entry(approval.created_at, turn, "approval", asked, "PENDING")
     if approval.decided_at is not None:
-        state = "DENIED" if approval.state == "DENIED" else "APPROVED"
+        edited = any(each.decision == "EDIT" for each in approval.decisions)
+        state = "DENIED" if approval.state == "DENIED" else "EDITED" if edited else "APPROVED"
         reason = f": {safe(approval.decision_reason)}" if approval.decision_reason else ""
         waited = seconds(approval.created_at, approval.decided_at)
         text = f"{state} by {safe(approval.decided_by or '?')} after {waited}{reason}"
         yield Entry(approval.decided_at, turn, "decision", text, state)
+
+
+def _question(asked: QuestionView) -> Iterator[Entry]:
+    waits = f"the caller is asked: {short(safe(asked.text))} ({asked.question_id})"
+    yield Entry(asked.created_at, None, "question", waits, "PENDING")
+    if asked.answered_at is not None:
+        waited = seconds(asked.created_at, asked.answered_at)
+        text = f"by {safe(asked.answered_by or '?')} after {waited}"
+        yield Entry(asked.answered_at, None, "answer", text, "ANSWERED")
 
 
 def _attempt(view: OperationView, attempt: AttemptView) -> Entry:
@@ -158,6 +170,7 @@ def operation(view: OperationView) -> RenderableType:
         parts.append(actions(view))
     if view.approvals:
         parts.append(decisions(view))
+    parts += [question(each) for each in view.open_questions]
     parts += _pending(view.pending or {})
     if view.final_text is not None:
         parts.append(answer(view))
@@ -218,11 +231,29 @@ def approval(asked: ApprovalView) -> RenderableType:
         f"approval   {asked.approval_id}",
         f"requester  {safe(asked.requester)}",
         f"why        {safe(asked.reason)}",
+        f"needs      {_needs(asked)}",
         f"digest     {asked.action_digest}",
         f"expires    {asked.expires_at:%Y-%m-%d %H:%M:%S %Z}",
         f"arguments  {canonical(asked.arguments)}",
     ]
     return Group(head, *(Text(f"  {each}") for each in lines))
+
+
+def question(asked: QuestionView) -> RenderableType:
+    """An open question with all that an answer must fit."""
+    lines = [f"question  {asked.question_id}", f"expires   {asked.expires_at:%Y-%m-%d %H:%M:%S %Z}"]
+    if asked.choices is not None:
+        lines.append(f"choices   {canonical(asked.choices)}")
+    if asked.answer_schema is not None:
+        lines.append(f"schema    {canonical(asked.answer_schema)}")
+    return section(f"asked: {safe(asked.text)}", [Text(each) for each in lines])
+
+
+def _needs(asked: ApprovalView) -> str:
+    have = [safe(each.by) for each in asked.decisions]
+    people = "one person" if asked.approvers == 1 else f"{asked.approvers} people"
+    other = ", not the requester" if asked.separate else ""
+    return people + other + (f"; approved by {', '.join(have)}" if have else "")
 
 
 def answer(view: OperationView) -> RenderableType:

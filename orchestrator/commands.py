@@ -11,9 +11,11 @@ from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain.errors import Conflict, NotFound, UserError
 from orchestrator.domain.operation import TERMINAL, OperationState
+from orchestrator.failpoints import failpoint
 from orchestrator.ids import new_id
 from orchestrator.people import amend as amend  # noqa: PLC0414
 from orchestrator.people import answer as answer  # noqa: PLC0414
+from orchestrator.people import approvals_missing as approvals_missing  # noqa: PLC0414
 from orchestrator.people import approve as approve  # noqa: PLC0414
 from orchestrator.people import deny as deny  # noqa: PLC0414
 from orchestrator.submission import Envelope as Envelope  # noqa: PLC0414 - part of this module's interface
@@ -48,6 +50,7 @@ def submit(app: App, request: Submission, envelope: Envelope | None = None) -> S
     created = app.database.transact(lambda connection: _insert(connection, profile, request, envelope, stored))
     app.stored_profiles.add(profile.digest)
     if created.created:
+        failpoint("submit.committed")
         app.publish([engine.Wake(engine.ORCHESTRATOR_QUEUE, created.operation_id)])
     return created
 

@@ -20,6 +20,7 @@ from orchestrator.domain import events as e
 from orchestrator.domain.errors import Conflict, NotFound, TurnqueueError, UserError
 from orchestrator.domain.model import ApprovalState, CallState, DecisionKind, QuestionState
 from orchestrator.domain.operation import CLAIMABLE, TERMINAL, OperationState
+from orchestrator.failpoints import failpoint
 from orchestrator.submission import Correction, Person
 from policy.approvals import Vote, approving
 from store import actions, approvals, operations, questions
@@ -52,6 +53,7 @@ def _commit(app: App, actor: str, work: Callable[[engine.Unit], T | TurnqueueErr
             return work(unit), unit.wakes
 
     outcome, wakes = app.database.transact(transaction)
+    failpoint("decision.committed")
     app.publish(wakes)
     if isinstance(outcome, TurnqueueError):
         raise outcome
@@ -89,6 +91,16 @@ def approve(
         return _approved(unit, approval, operation, action, by, reason)
 
     return _decide(app, approval_id, DecisionKind.APPROVE, by, tenant, work)
+
+
+def approvals_missing(app: App, action_id: str) -> int:
+    """How many more people must approve the action; 0 when it waits for nobody."""
+    with app.database.autocommit() as connection:
+        asked = approvals.of_action(connection, action_id)
+        if asked is None or asked.state is not ApprovalState.PENDING:
+            return 0
+        votes = approvals.votes(connection, asked.approval_id)
+    return asked.approvers - len({vote.by for vote in votes})
 
 
 def deny(app: App, approval_id: str, *, by: str, reason: str = "", tenant: str | None = None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from executors.registry import ToolSpec
+from executors.registry import Registry, ToolSpec
 from orchestrator.domain.errors import Conflict, UserError
 from orchestrator.views import ApprovalView, QuestionView
 from policy.profile import ApprovalRule
@@ -78,3 +78,8 @@ def at_once(*verbs: Callable[[], Any]) -> list[bool]:
     for thread in threads:
         thread.join(60)
     return done
+
+
+def register(registry: Registry) -> None:
+    """These tools as a module of TURNQUEUE_MODULES, for the command line."""
+    registry.add(*lab.TOOLS, *TOOLS)

@@ -1,6 +1,7 @@
 """Wherever a correction falls, each provider gets a transcript that its API takes: results right after their reply."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -68,7 +69,11 @@ def test_each_adapter_can_say_it(hall: Desk, api: str, path: tuple[str, ...]) ->
     )  # fmt: skip
     body: Any = json.loads(adapter.to_request(request, Endpoint("http://127.0.0.1:1/v1", api_key="k")).body)
     assert json.dumps(body).count(WORDS) == path.count("amend")
-    turns = body.get("messages") or body.get("contents")
-    if api in ("anthropic-messages", "gemini-generate"):
-        roles = [turn["role"] for turn in turns]
-        assert all(one != two for one, two in zip(roles, roles[1:], strict=False)), "roles take turns"
+    if api == "anthropic-messages":
+        roles = [turn["role"] for turn in body["messages"]]
+        assert all(one != two for one, two in pairwise(roles)), "roles take turns"
+    if api == "gemini-generate":
+        contents = body["contents"]
+        for index, content in enumerate(contents):
+            if any("functionResponse" in part for part in content["parts"]):
+                assert contents[index - 1]["role"] == "model"
