@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from executors.outcomes import NotSent, ToolUnavailable
+from orchestrator.failpoints import failpoint
 
 CONNECT_SECONDS = 5.0
 MAX_BODY = 4 * 1024 * 1024
@@ -67,9 +68,13 @@ class ScopedClient:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise httpx.PoolTimeout("deadline passed before sending")
+        if unsafe:
+            failpoint("write.sending")
         timeout = httpx.Timeout(left, connect=min(CONNECT_SECONDS, left), pool=min(CONNECT_SECONDS, left))
         with self.client.stream(method, url, headers=headers, timeout=timeout, **options) as response:
             self.sent_unsafe = self.sent_unsafe or unsafe
+            if unsafe:
+                failpoint("write.unread")
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk

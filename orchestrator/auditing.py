@@ -16,6 +16,7 @@ from orchestrator import anchors
 from orchestrator.anchors import Anchored, AnchorLog, Head
 from orchestrator.domain.errors import ConfigError, NotFound
 from orchestrator.evidence import Evidence, Finding, Point, call_record, check, entry_record, operation_record
+from orchestrator.failpoints import failpoint
 from orchestrator.settings import PREFIX, Settings
 from store import audit
 from store.db import Database
@@ -206,6 +207,7 @@ class Anchoring:
             heads = audit.heads_after(connection, after)
             self._compare(connection, through)
         changed = [head for head in heads if self._known.get(head[0]) != head[1:]]
+        failpoint("anchor.writing")
         if changed:
             self._log.append(_iso(now), through, changed)
         self._known = {operation_id: (seq, sha256) for operation_id, seq, sha256 in heads}

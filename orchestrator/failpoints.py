@@ -1,8 +1,10 @@
-"""Named places where a test may kill this process. A no-op unless `TURNQUEUE_FAILPOINT_DIR` is set.
+"""Named places where a test may kill or stop this process. A no-op unless `TURNQUEUE_FAILPOINT_DIR` is set.
 
 Hits are counted in files of that directory, over all processes, so that a restarted worker does not die of the same
 hit again. What is armed, `write.after_started:2` for the second hit of that point, comes from `TURNQUEUE_FAILPOINTS`
-or, so that a test can arm running workers, from the file `armed` in the directory.
+or, so that a test can arm running workers, from the file `armed` in the directory. Several are separated by commas;
+`write.sending:3:stop` stops the process (SIGSTOP) instead of killing it. The file `fired` has a line for each:
+point, hit, process id, action.
 """
 
 import os
@@ -11,29 +13,48 @@ from pathlib import Path
 
 POINTS = frozenset(
     {
-        "turn.claimed",  # the operation's lease is ours, the model has not been asked
-        "turn.replied",  # the model's reply is in memory only
-        "turn.recorded",  # the reply is committed, no wake-up was published
+        "submit.committed",  # K1: the operation is committed, no wake-up was published
+        "hint.publishing",  # K2: some of a batch may be out
+        "task.received",  # K3: a message was taken, nothing is claimed
+        "turn.claimed",  # K4: the operation's lease is ours, the model has not been asked
+        "turn.replied",  # K6: the model's reply is in memory only
+        "turn.recorded",  # K7, K8: reply, calls and approvals are committed, no wake-up was published
+        "decision.committed",  # K9: a person decided, no wake-up was published
+        "read.claimed",  # K4, K10: lease and slot are ours, nothing was asked
+        "read.answered",  # K14 of a read
+        "read.recorded",  # K15 of a read
         "write.before_started",
-        "write.after_started",  # STARTED has committed, nothing was sent
-        "write.after_effect",  # the downstream has answered, nothing is recorded
+        "write.after_started",  # K11: STARTED has committed with lease and slot, nothing was sent
+        "write.sending",  # K11 again, after the last look at the lease: the request leaves next
+        "write.unread",  # K13: the downstream's answer has arrived and is not read
+        "write.after_effect",  # K14: the answer is in memory only
+        "write.uncommitted",  # K14, K19: outcome, audit and freed slot are written, not committed
+        "write.recorded",  # K15: outcome and audit are committed, no wake-up was published
+        "check.answered",  # K17: the downstream was asked about an uncertain write, nothing is recorded
+        "sweeper.repaired",  # K18: a repair is committed, no wake-up was published
+        "anchor.writing",  # K21: heads are read, nothing is written
+        "migration.uncommitted",  # K22
+        "task.done",  # K16: all is recorded and published, the message is not acknowledged
     }
 )
 _DIRECTORY = os.environ.get("TURNQUEUE_FAILPOINT_DIR", "")
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def failpoint(name: str) -> None:
-    """Die here by SIGKILL if this point is armed and its hit has come."""
+    """Die here by SIGKILL, or stop, if this point is armed and its hit has come."""
     if _DIRECTORY:
         _hit(name, Path(_DIRECTORY))
 
 
 def _hit(name: str, directory: Path) -> None:
-    hits = _count(name, directory)
+    number = _append(directory / f"failpoint-{name}", b".")
     for armed in _armed(directory).split(","):
-        point, _, wanted = armed.strip().partition(":")
-        if point == name and hits == int(wanted or 1):
-            os.kill(os.getpid(), signal.SIGKILL)
+        point, hit, action = [*armed.strip().split(":"), "", ""][:3]
+        if point == name and number == int(hit or 1):
+            action = action or "kill"
+            _append(directory / "fired", f"{name} {number} {os.getpid()} {action}\n".encode())
+            os.kill(os.getpid(), _SIGNALS[action])
 
 
 def _armed(directory: Path) -> str:
@@ -51,11 +72,11 @@ def hits(name: str, directory: Path) -> int:
         return 0
 
 
-def _count(name: str, directory: Path) -> int:
-    """Hits of this point, this one included: one byte per hit, appended atomically."""
-    descriptor = os.open(directory / f"failpoint-{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _append(path: Path, data: bytes) -> int:
+    """The file's size with these bytes at its end; those of several processes do not mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(descriptor, b".")
-        return os.fstat(descriptor).st_size
+        os.write(descriptor, data)
+        return os.lseek(descriptor, 0, os.SEEK_CUR)
     finally:
         os.close(descriptor)

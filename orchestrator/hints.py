@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from kombu import Connection, Exchange, Producer, Queue
 
+from orchestrator.failpoints import failpoint
 from orchestrator.settings import Settings
 
 log = structlog.get_logger()
@@ -98,6 +99,7 @@ class HintPublisher:
             return 0
         with self._producer.batch():
             for name, task, row_id in wanted:
+                failpoint("hint.publishing")
                 self._send(self._producer, name, task, row_id)
         self.sent += len(wanted)
         return len(wanted)

@@ -22,6 +22,7 @@ from orchestrator.domain import events as e
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.errors import TurnqueueError
 from orchestrator.domain.model import ApprovalState, AttemptState, CallState, Reason
+from orchestrator.failpoints import failpoint
 from orchestrator.heartbeat import beat
 from orchestrator.logs import configure
 from orchestrator.settings import Settings
@@ -80,6 +81,7 @@ def _unit_of_work(app: App, work: Callable[[engine.Unit], bool]) -> bool:
             return work(unit), unit.wakes
 
     changed, wakes = app.database.transact(transaction)
+    failpoint("sweeper.repaired")
     app.publish(wakes)
     return changed
 

@@ -18,6 +18,7 @@ from orchestrator import commands, dispatch, envelope, turn
 from orchestrator.app import App, load_registry
 from orchestrator.domain.errors import ConfigError, TurnqueueError, UserError
 from orchestrator.engine import Wake
+from orchestrator.failpoints import failpoint
 from orchestrator.heartbeat import BEAT_SECONDS, beat
 from orchestrator.hints import CORE_QUEUES, queue
 from orchestrator.logs import configure
@@ -52,11 +53,13 @@ def drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake
     """Claim and work until the slice is used or nothing is due; leave a hint behind where work is left."""
     root = process_app()
     until = time.monotonic() + root.settings.slice_seconds
+    failpoint("task.received")
     try:
         worked = step(hint)
         while time.monotonic() < until:
             if not step(None):
-                return
+                worked = False
+                break
             worked = True
         left = more() if worked else None
     except TurnqueueError as error:
@@ -67,6 +70,7 @@ def drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake
         raise _unexpected(error) from None
     if left is not None:
         root.publish([left])
+    failpoint("task.done")
 
 
 @app.task(name="turnqueue.advance")

@@ -8,6 +8,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.errors import TurnqueueError
+from orchestrator.failpoints import failpoint
 from orchestrator.settings import Settings
 from store.db import Database
 
@@ -32,6 +33,7 @@ def migrate(database: Database) -> None:
             with database.transaction() as connection:
                 connection.execute(text("SET LOCAL lock_timeout = '4s'"))
                 command.upgrade(alembic_config(connection), "head")
+                failpoint("migration.uncommitted")
         finally:
             guard.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _LOCK})
             guard.invalidate()

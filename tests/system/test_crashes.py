@@ -5,6 +5,9 @@ import pytest
 from orchestrator.failpoints import POINTS
 from tests.system.scene import Scene, wait_until
 
+# What a worker passes in every operation; the others are killed in tests/chaos.
+PASSED = sorted(point for point in POINTS if point.startswith(("turn.", "read.", "write.")))
+
 
 def assert_one_refund(played: Scene, operation_id: str, order_id: str) -> None:
     [view] = played.finish(operation_id)
@@ -24,10 +27,10 @@ def test_killed_during_the_model_request(played: Scene) -> None:
     assert len(first_turn) == 2, "the turn was asked again, nothing of the first reply was used"
 
 
-@pytest.mark.parametrize("point", sorted(POINTS))
+@pytest.mark.parametrize("point", PASSED)
 def test_killed_at(point: str, played: Scene) -> None:
     """The second hit: the refund for writes (the first is its draft), a turn with results for turns."""
-    order_id = f"ORD-3{sorted(POINTS).index(point) * 10:05}"
+    order_id = f"ORD-3{PASSED.index(point) * 10:05}"
     played.arm(point, 2)
     assert_one_refund(played, played.submit(order_id), order_id)
     assert played.fired()
