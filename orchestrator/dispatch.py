@@ -88,7 +88,10 @@ def _run_read(app: App, queue: str, hint: str | None) -> bool:
         structlog.contextvars.bound_contextvars(operation_id=row["operation_id"], call_key=row["call_key"]),
         app.leases.hold("call", row["call_key"], row["fence"], since),
     ):
-        _record_read(app, row, _read_outcome(app, row))
+        failpoint("read.claimed")
+        outcome = _read_outcome(app, row)
+        failpoint("read.answered")
+        _record_read(app, row, outcome)
     return True
 
 
@@ -163,7 +166,9 @@ def _record_read(app: App, row: dict[str, Any], outcome: ReadOutcome) -> None:
         return unit.wakes
 
     with suppress(NotOurs):
-        app.publish(app.database.transact(work))
+        wakes = app.database.transact(work)
+        failpoint("read.recorded")
+        app.publish(wakes)
 
 
 class NotOurs(Exception):
@@ -461,9 +466,12 @@ def _record_write(app: App, spec: ToolSpec, started: _StartedAction, outcome: Wr
             if action.limited:
                 slots.free(connection, action.action_id)
             apply_outcome(app, unit, spec, held, current, outcome, contacted)
+        failpoint("write.uncommitted")
         return unit.wakes
 
-    app.publish(app.database.transact(work))
+    wakes = app.database.transact(work)
+    failpoint("write.recorded")
+    app.publish(wakes)
 
 
 def apply_outcome(
@@ -505,6 +513,8 @@ def _outcome_event(
             return e.RefusedDownstream(code), observation, {"evidence": message[: results.MAX_MESSAGE] or code}
         case Unsent(code):
             at = retry_at(now, action.attempts, spec.max_attempts, operation.deadline, None, random.random())  # noqa: S311
+            if at is None and actions.may_have_arrived(unit.connection, action.action_id):
+                return e.OutcomeLost(check_at), None, {"evidence": code}  # this try proves nothing of an earlier one
             return e.NothingSent(at), results.error("failed", code), {"evidence": code}
         case Pending(reference):
             return e.Pended(check_at or now + timedelta(minutes=1)), None, {"external_ref": reference}
@@ -556,6 +566,7 @@ def _check(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
         return False
     with app.leases.hold("action", held.action_id, held.fence, since) as lease:
         outcome = _ask_downstream(app, spec, operation, held) if lease.held() else Lost("LEASE_LOST")
+        failpoint("check.answered")
         _record_check(app, spec, held, outcome)
     return True
 

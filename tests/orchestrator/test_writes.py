@@ -92,6 +92,20 @@ def test_nothing_sent_too_often_is_a_failure(desk: Desk, monkeypatch: pytest.Mon
     assert (action.state, action.code, action.attempts) == ("FAILED", "TOOL_UNREACHABLE", 3)
 
 
+def test_nothing_sent_says_nothing_of_an_earlier_try(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may still arrive, so that later ones that never left do not make it a failure."""
+    operation = desk.submit(one("keyed"), DONE)
+    desk.lab.will(cut=True)
+    desk.advance(operation)
+    desk.step("writes")
+    monkeypatch.setenv("LAB_URL", refusing_url())
+    assert desk.run(operation).state == "RECONCILING"
+    action = desk.action(operation)
+    assert (action.state, action.review, action.attempts) == ("UNKNOWN", True, 3)
+    assert [a.state for a in desk.view(operation).attempts] == ["UNKNOWN", "NOT_SENT", "NOT_SENT"]
+    assert len(desk.lab.effects) == 1
+
+
 # --- unknown -------------------------------------------------------------------------------------------------------
 
 
