@@ -141,9 +141,9 @@ def test_waiting_for_review(desk: Desk) -> None:
 
 def test_every_live_state_was_tried() -> None:
     passing = {S.VALIDATING}  # never at rest: decided in the transaction that records the reply
-    later = {S.WAITING_INPUT}  # needs the verb `answer`
+    elsewhere = {S.WAITING_INPUT}  # tests/people/test_cancel.py
     assert {S.READY, S.MODEL_REQUESTED, S.EXECUTING, S.WAITING_APPROVAL, S.RESULTS_READY, S.RECONCILING} == (
-        LIVE - passing - later
+        LIVE - passing - elsewhere
     )
 
 
