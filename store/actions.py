@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.action import ActionState
+from orchestrator.domain.model import AttemptState
 from store import slots, tables
 from store.records import ActionRecord, record
 
@@ -146,7 +147,9 @@ def last_sent(connection: Connection, action_id: str) -> datetime | None:
 def end_attempt(
     connection: Connection, action_id: str, *, state: str, code: str | None, contacted: bool | None
 ) -> None:
-    """Close the action's live attempt, if there is one."""
+    """Close the action's live attempt, if there is one. A LOST one keeps its slot until its deadline."""
+    if state == AttemptState.LOST:
+        slots.keep(connection, action_id)
     statement = text(
         "UPDATE attempts SET state = :state, code = :code, contacted = :contacted, ended_at = clock_timestamp() "
         "WHERE action_id = :action_id AND state = 'STARTED'"

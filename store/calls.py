@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
+from orchestrator.domain.model import AttemptState
 from store import slots, tables
 from store.records import CallRecord, record
 
@@ -132,7 +133,8 @@ _SETTLE = text(
         UPDATE attempts a SET state = :attempt_state, code = :code, contacted = :contacted, ended_at = clock_timestamp()
         FROM settled WHERE a.call_key = settled.call_key AND a.state = 'STARTED'),
     freed AS (
-        UPDATE slots SET holder = NULL, tenant = NULL, lease_until = NULL FROM settled WHERE holder = settled.call_key)
+        UPDATE slots SET holder = NULL, tenant = NULL, lease_until = NULL FROM settled
+        WHERE holder = settled.call_key AND :free_slot)
     SELECT 1 FROM settled
     """
 )
@@ -156,12 +158,21 @@ _AGAIN = text(
 def settle(connection: Connection, **values: Any) -> bool:
     """Record a read's one result and free its slot. False: the fence is no longer ours, nothing changed."""
     values.setdefault("evidence", None)
-    return connection.execute(_SETTLE, values).first() is not None
+    return _leave(connection, _SETTLE, values)
 
 
-def try_again(connection: Connection, *, free_slot: bool = True, **values: Any) -> bool:
-    """Back to READY, due after `delay` seconds. A lost worker keeps its slot until its deadline (free_slot=False)."""
-    return connection.execute(_AGAIN, {**values, "free_slot": free_slot}).first() is not None
+def try_again(connection: Connection, **values: Any) -> bool:
+    """Back to READY, due after `delay` seconds, its slot free."""
+    return _leave(connection, _AGAIN, values)
+
+
+def _leave(connection: Connection, statement: TextClause, values: dict[str, Any]) -> bool:
+    """A lost worker's request may still be served: its slot is not freed but kept until its deadline."""
+    lost = values["attempt_state"] == AttemptState.LOST
+    ours = connection.execute(statement, {**values, "free_slot": not lost}).first() is not None
+    if ours and lost:
+        slots.keep(connection, values["call_key"])
+    return ours
 
 
 _BIND_SETTLED = text(

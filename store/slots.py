@@ -25,6 +25,7 @@ TAKE = """
 HAS_FREE = (
     "EXISTS (SELECT 1 FROM slots s WHERE s.tool = c.tool AND (s.holder IS NULL OR s.lease_until < clock_timestamp()))"
 )
+LOST = "#lost"  # what the holder of a lost attempt's slot is called besides
 FREE = "UPDATE slots SET holder = NULL, tenant = NULL, lease_until = NULL WHERE holder = :holder"
 
 
@@ -40,6 +41,15 @@ def sync(connection: Connection, limits: Mapping[str, int]) -> None:
             values,
         )
         connection.execute(text("DELETE FROM slots WHERE tool = :tool AND slot > :limit AND holder IS NULL"), values)
+
+
+def keep(connection: Connection, holder: str) -> None:
+    """A lost worker's request may still be served: its slot stays taken until its deadline, under a name of its own.
+
+    Under the old name, the record of the holder's next attempt would free it too soon.
+    """
+    statement = text("UPDATE slots SET holder = holder || :lost WHERE holder = :holder")
+    connection.execute(statement, {"holder": holder, "lost": LOST})
 
 
 def free(connection: Connection, holder: str) -> None:
