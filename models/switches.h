@@ -1,0 +1,94 @@
+/* Every switch is off unless -D sets it: KEY chooses a kind of downstream, each BROKEN_x plants one wrong rule. */
+#ifndef KEY
+#define KEY 0
+#endif
+#ifndef BROKEN_NO_STARTED
+#define BROKEN_NO_STARTED 0
+#endif
+#ifndef BROKEN_NO_FENCE
+#define BROKEN_NO_FENCE 0
+#endif
+#ifndef BROKEN_RESEND_ON_ABSENCE
+#define BROKEN_RESEND_ON_ABSENCE 0
+#endif
+#ifndef BROKEN_LOST_IS_FAILED
+#define BROKEN_LOST_IS_FAILED 0
+#endif
+#ifndef BROKEN_UNSENT_FORGETS
+#define BROKEN_UNSENT_FORGETS 0
+#endif
+#ifndef BROKEN_NO_REAPER
+#define BROKEN_NO_REAPER 0
+#endif
+#ifndef BROKEN_STALE_REAPER
+#define BROKEN_STALE_REAPER 0
+#endif
+#ifndef BROKEN_REAPER_RESENDS
+#define BROKEN_REAPER_RESENDS 0
+#endif
+#ifndef BROKEN_WITHDRAW_FORGETS
+#define BROKEN_WITHDRAW_FORGETS 0
+#endif
+#ifndef BROKEN_SAME_PERSON_TWICE
+#define BROKEN_SAME_PERSON_TWICE 0
+#endif
+#ifndef BROKEN_CANCEL_UNCHECKED
+#define BROKEN_CANCEL_UNCHECKED 0
+#endif
+#ifndef BROKEN_ANY_DIGEST
+#define BROKEN_ANY_DIGEST 0
+#endif
+#ifndef BROKEN_NOT_REQUIRED
+#define BROKEN_NOT_REQUIRED 0
+#endif
+#ifndef BROKEN_EXPIRY_UNCHECKED
+#define BROKEN_EXPIRY_UNCHECKED 0
+#endif
+#ifndef BROKEN_DECIDE_WITHOUT_CAS
+#define BROKEN_DECIDE_WITHOUT_CAS 0
+#endif
+#ifndef BROKEN_CONSUME_FIRST
+#define BROKEN_CONSUME_FIRST 0
+#endif
+#ifndef BROKEN_CONSUME_LATER
+#define BROKEN_CONSUME_LATER 0
+#endif
+#ifndef BROKEN_EXPIRES_USED
+#define BROKEN_EXPIRES_USED 0
+#endif
+#ifndef BROKEN_FREED_BY_HOLDER
+#define BROKEN_FREED_BY_HOLDER 0
+#endif
+#ifndef BROKEN_TAKEN_WITHOUT_LOCK
+#define BROKEN_TAKEN_WITHOUT_LOCK 0
+#endif
+#ifndef BROKEN_SHORT_LEASE
+#define BROKEN_SHORT_LEASE 0
+#endif
+#ifndef BROKEN_NO_DEADLINE
+#define BROKEN_NO_DEADLINE 0
+#endif
+#ifndef BROKEN_FREED_BY_LEASE
+#define BROKEN_FREED_BY_LEASE 0
+#endif
+#ifndef BROKEN_NO_SWEEPER
+#define BROKEN_NO_SWEEPER 0
+#endif
+#ifndef BROKEN_RECORD_WITHOUT_FENCE
+#define BROKEN_RECORD_WITHOUT_FENCE 0
+#endif
+#ifndef BROKEN_STALE_SWEEPER
+#define BROKEN_STALE_SWEEPER 0
+#endif
+#ifndef BROKEN_HINTED_ROW_ONLY
+#define BROKEN_HINTED_ROW_ONLY 0
+#endif
+#ifndef BROKEN_CLAIM_WITHOUT_CAS
+#define BROKEN_CLAIM_WITHOUT_CAS 0
+#endif
+#ifndef BROKEN_FENCE_REUSED
+#define BROKEN_FENCE_REUSED 0
+#endif
+#ifndef BROKEN_LOST_NOT_REPAIRED
+#define BROKEN_LOST_NOT_REPAIRED 0
+#endif
