@@ -1,0 +1,107 @@
+"""A run that kills, and what the verifier makes of it.
+
+    python -m tests.chaos --kills 300 --seed 1 [--faults kill,flush,stop,dup,pg,zombie] [--json] [--keep FOLDER]
+
+Exit status 1 when something was lost, doubled or left behind; then seed, last failpoint and the command are printed.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.faults import EVERY, LEDGER, Faults
+from tests.chaos.world import World, world
+
+KINDS = ("kill", *EVERY)
+
+
+def _say(text: str) -> None:
+    print(f"chaos: {text}", file=sys.stderr, flush=True)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    since = time.monotonic()
+    with world(options.seed, workers=options.workers, client=("--in-flight", str(options.in_flight))) as here:
+        _say(f"seed {options.seed}, logs in {here.folder}")
+        here.ledger.control(faults=LEDGER, late_s=0.4, hide_s=1.5)
+        faults = Faults(here, options.seed, set(options.faults.split(",")), _say)
+        _disturb(here, faults, options, since)
+        (here.folder / "enough").touch()
+        faults.finish()
+        here.ledger.control(faults={})
+        _say(f"{faults.killed()} kills after {time.monotonic() - since:.0f} s, waiting for rest")
+        rested = here.rest()
+        found = here.verify()
+        report = _report(options.seed, found, faults, here)
+        if not rested:
+            report["failure"] = "it did not come to rest"
+        if options.keep:
+            shutil.copytree(here.folder, options.keep, dirs_exist_ok=True)
+    return report | {"wall_s": round(time.monotonic() - since, 1)}
+
+
+def _disturb(here: World, faults: Faults, options: argparse.Namespace, since: float) -> None:
+    said = 0
+    while faults.killed() < options.kills and time.monotonic() - since < options.seconds:
+        faults.step()
+        here.stack.check()
+        if faults.killed() >= said + 25:
+            said = faults.killed()
+            _say(f"{said} kills after {time.monotonic() - since:.0f} s")
+        time.sleep(0.03)
+
+
+def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> dict[str, Any]:
+    broken = Counter(each["invariant"] for each in found["violations"])
+    counts = found["counts"]
+    return {
+        "seed": seed,
+        "operations": counts["accepted"],
+        "kills": faults.killed(),
+        "faults": dict(faults.done),
+        "points": dict(sorted(Counter(point for point, _, _, action in here.fired() if action == "kill").items())),
+        "duplicate_effects": broken["I1"],
+        "lost_operations": broken["I2"],
+        "unresolved_started": broken["I3"],
+        "unknown_resolved": counts["unknown_resolved"],
+        "unknown_open": counts["unknown_open"],
+        "audit_breaks": broken["I8"],
+        "slot_overruns": broken["I6"],
+        "other_violations": sum(broken[name] for name in ("I4", "I5", "I7", "I10", "I11")),
+        "counts": counts,
+        "violations": found["violations"][:50],
+    }
+
+
+def _complain(report: dict[str, Any], here: argparse.Namespace) -> None:
+    last = list(report["points"])[-3:]
+    _say(f"FAILED: SEED={here.seed} FAILPOINTS={','.join(last)} violations={len(report['violations'])}")
+    _say(f"again: python -m tests.chaos --kills {here.kills} --seed {here.seed} --faults {here.faults} --json")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", default=",".join(KINDS))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop disturbing after so long")
+    parser.add_argument("--workers", type=int, default=2, help="of each kind")
+    parser.add_argument("--in-flight", type=int, default=12)
+    parser.add_argument("--keep", type=Path, help="copy logs, ledger and failpoints there")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    report = run(options)
+    print(json.dumps(report) if options.json else json.dumps(report, indent=2))
+    failed = bool(report["violations"]) or "failure" in report
+    if failed:
+        _complain(report, options)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

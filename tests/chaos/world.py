@@ -1,0 +1,249 @@
+"""Servers, ledger, scripted model, workers, sweeper and client of one run; all of it ends with the `with` block."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import redis
+
+from embedded.keeper import first_line_number, live_postgres
+from embedded.layout import Layout, prepare
+from embedded.servers import EmbeddedServers, Servers
+from embedded.stack import CELERY_READY, MIGRATE, Stack
+from embedded.supervisor import CrashLimit, Process
+from examples.scripted_model.process import ScriptedModel
+from orchestrator.failpoints import hits
+from orchestrator.settings import Settings
+from tests.chaos import tools
+
+PATIENCE = 120.0  # seconds a condition may take on a loaded machine
+LEASE = 2.0
+QUICK = {
+    "TURNQUEUE_LEASE_SECONDS": str(LEASE),
+    "TURNQUEUE_SWEEP_SECONDS": "0.3",
+    "TURNQUEUE_LOG_LEVEL": "WARNING",
+    "TURNQUEUE_LOST_LIMIT": "100000",  # deaths are what this is about
+    "TURNQUEUE_CHECK_LIMIT": "5",
+    "TURNQUEUE_ANCHOR_SECONDS": "0.5",
+    "TURNQUEUE_ANCHOR_KEY_ENV": "CHAOS_ANCHOR_KEY",
+    "CHAOS_ANCHOR_KEY": "a key that is no secret in a test run",
+}
+# What is still on its way; 0 when the run has come to rest.
+_RESTLESS = """
+    SELECT (SELECT count(*) FROM operations WHERE ended_at IS NULL AND state <> 'RECONCILING')
+         + (SELECT count(*) FROM actions WHERE state IN ('STARTED', 'PENDING') OR wake_at IS NOT NULL)
+         + (SELECT count(*) FROM calls WHERE state = 'RUNNING' OR wake_at IS NOT NULL)
+         + (SELECT count(*) FROM attempts WHERE ended_at IS NULL)
+         + (SELECT count(*) FROM slots WHERE lease_until > clock_timestamp())
+"""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Poll; False when it did not come true in time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Ledger:
+    """The downstream's process; see `ledger`."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path = path
+        argv = [sys.executable, "-m", "tests.chaos.ledger", "--file", str(path), "--seed", str(seed)]
+        self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip().removeprefix("listening on ")
+        self._client = httpx.Client(base_url=self.url, trust_env=False)
+
+    def control(self, **order: Any) -> None:
+        self._client.post("/control", json=order).raise_for_status()
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        found = map(json.loads, self.path.read_text().splitlines() if self.path.exists() else ())
+        return [line for line in found if line["event"] == event]
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._process.terminate()
+        self._process.wait(10)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@dataclass
+class World:
+    embedded: EmbeddedServers
+    servers: Servers
+    layout: Layout
+    ledger: Ledger
+    model: ScriptedModel
+    stack: Stack
+    folder: Path
+    settings: Settings
+    names: tuple[str, ...]
+    arms: dict[str, str] = field(default_factory=dict)  # point -> what stands in the file `armed`
+
+    def arm(self, point: str, nth: int = 1, action: str = "kill") -> None:
+        """Kill or stop whoever passes this point for the nth time from now on, beside what is armed already."""
+        self.arms[point] = f"{point}:{hits(point, self.folder) + nth}:{action}"
+        self._write_arms()
+
+    def disarm(self, *points: str) -> None:
+        """These, or all."""
+        for point in points or tuple(self.arms):
+            self.arms.pop(point, None)
+        self._write_arms()
+
+    def _write_arms(self) -> None:
+        new = self.folder / "armed.new"
+        new.write_text(",".join(self.arms.values()))
+        new.rename(self.folder / "armed")
+
+    def fired(self) -> list[tuple[str, int, int, str]]:
+        """(point, hit, process id, action), oldest first."""
+        path = self.folder / "fired"
+        rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(point, int(hit), int(pid), action) for point, hit, pid, action in rows]
+
+    def pid(self, name: str) -> int | None:
+        """Of the fork that runs now."""
+        try:
+            return int((self.folder / f"{name}.pid").read_text())
+        except FileNotFoundError:
+            return None
+
+    def kill(self, name: str) -> bool:
+        """SIGKILL to the fork, which the nursery replaces."""
+        pid = self.pid(name)
+        with suppress(ProcessLookupError):
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    def sql(self, statement: Any, *values: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return connection.execute(statement, values).fetchall()
+
+    @property
+    def dsn(self) -> str:
+        return self.servers.database_url.replace("+psycopg", "")
+
+    def broker(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.layout.valkey_socket))
+
+    def broker_pid(self) -> int:
+        pid = first_line_number(self.layout.files.valkey_pid)
+        assert pid is not None
+        return pid
+
+    def kill_postgres(self) -> None:
+        """SIGKILL to the postmaster, then start the server again, which recovers from its log."""
+        pid = live_postgres(self.layout.cluster)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        self.embedded.ensure()
+
+    def rest(self, seconds: float = PATIENCE) -> bool:
+        """Wait until nothing moves by itself any more; False when that took too long."""
+
+        def at_rest() -> bool:
+            with suppress(psycopg.OperationalError):
+                left = len(self.ledger.lines("arrived")) - len(self.ledger.lines("left"))
+                return left == 0 and self.sql(_RESTLESS)[0][0] == 0
+            return False
+
+        return wait_until(at_rest, seconds)
+
+    def verify(self) -> dict[str, Any]:
+        """What the verifier prints."""
+        argv = [sys.executable, "-m", "tests.chaos.verify", "--database", self.dsn, "--ledger", str(self.ledger.path)]
+        argv += ["--accepted", str(self.folder / "accepted"), "--limits", json.dumps(tools.LIMITS)]
+        argv += ["--attempts", str(tools.PATIENT)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.stdout, done.stderr
+        return dict(json.loads(done.stdout))
+
+
+def _nursery(folder: Path, name: str, kind: str, *arguments: str) -> Process:
+    argv = (sys.executable, "-m", "tests.chaos.nursery", str(folder / f"{name}.pid"), kind, *arguments)
+    return Process(name, argv, ready=CELERY_READY if kind == "worker" else None)
+
+
+def _workers(folder: Path, count: int) -> list[Process]:
+    kinds = {"orchestrator": "orchestrator,submit", "executors": "reads,writes"}
+    options = ("-P", "threads", "-c", "4", "-l", "INFO", "--without-gossip", "--without-mingle")
+    return [
+        _nursery(folder, f"{kind}{n}", "worker", "-Q", queues, "-n", f"{kind}{n}@%h", *options)
+        for kind, queues in kinds.items()
+        for n in range(1, count + 1)
+    ]
+
+
+def _killed_migration(env: Mapping[str, str], folder: Path) -> None:
+    """K22: a migration dies before its commit; the stack's own one finds a database to start from."""
+    armed = {"TURNQUEUE_FAILPOINTS": "migration.uncommitted:1", "TURNQUEUE_FAILPOINT_DIR": str(folder)}
+    died = subprocess.run(MIGRATE, env={**os.environ, **env, **armed}, check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+
+@contextmanager
+def world(
+    seed: int = 0, *, workers: int = 2, client: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[World]:
+    """`client`: the arguments of the client beside seed and folder; None for no client."""
+    # Not a private directory: as root the servers run as another user.
+    home, folder = Path(tempfile.mkdtemp(prefix="tq-")), Path(tempfile.mkdtemp(prefix="tq-chaos-"))
+    with ExitStack() as opened:
+        for path in (home, folder):
+            opened.callback(shutil.rmtree, path, ignore_errors=True)
+        embedded = EmbeddedServers(home, {})
+        servers = opened.enter_context(embedded)
+        ledger = opened.enter_context(Ledger(folder / "ledger", seed))
+        model = opened.enter_context(ScriptedModel.start())
+        ours = {
+            **QUICK,
+            "CHAOS_LEDGER_URL": ledger.url,
+            "CHAOS_MODEL_URL": f"{model.url}/v1",
+            "TURNQUEUE_FAILPOINT_DIR": str(folder),
+            "TURNQUEUE_ANCHOR_FILE": str(folder / "anchors"),
+            **(env or {}),
+        }
+        modules = "tests.chaos.tools"
+        _killed_migration({"TURNQUEUE_DATABASE_URL": servers.database_url}, folder)
+        processes = [*_workers(folder, workers), _nursery(folder, "sweeper", "sweeper")]
+        if client is not None:
+            arguments = ("--seed", str(seed), "--folder", str(folder), *client)
+            processes.append(_nursery(folder, "client", "client", *arguments))
+        stack = opened.enter_context(
+            Stack(
+                servers, modules=[modules], env=ours, workers=(), sweeper=None, extra=processes, log_dir=folder,
+                crash_limit=CrashLimit(deaths=100000),
+            )
+        )  # fmt: skip
+        stack.wait_ready(PATIENCE)
+        ledger.control(enforced=list(tools.ENFORCED))
+        settings = Settings(
+            database_url=servers.database_url, broker_url=servers.broker_url, modules=(modules,), hint_limit=100000
+        )
+        names = tuple(process.name for process in processes)
+        yield World(embedded, servers, prepare(home), ledger, model, stack, folder, settings, names)
