@@ -19,7 +19,8 @@ BUGS = (
     "resend_on_absence",  # "not found" is taken for proof without key enforcement
     "lost_is_failed",  # a timeout is taken for a refusal
     "withdraw_forgets",  # an action whose earlier attempt may arrive is called rejected
-    "earlier_attempts_forgotten",  # so is one whose last attempt was refused or not sent
+    "unsent_forgets",  # an action whose last attempt was not sent is failed, though an earlier one may arrive
+    "refused_forgets",  # so is an overwrite whose last attempt was refused
     "approval_of_any_digest",  # the start does not compare what was approved
     "cancel_leaves_work",  # what had not started when the operation ended may still start
     "no_sweeper",  # nobody repairs lost wake-ups and leases

@@ -221,13 +221,14 @@ class Fleet:
             case "applied":
                 return e.Confirmed()
             case "refused":
-                if self.earlier_may_arrive(action) and not action.tool.keyed:
+                forgotten = shell.bug == "refused_forgets"
+                if action.may_have_arrived() and not action.tool.keyed and not forgotten:
                     return e.OutcomeLost(check_at)
                 return e.RefusedDownstream("REFUSED")
             case "unsent":
                 again = shell.now, action.attempts, MAX_ATTEMPTS, action.operation.deadline, None, self.rng.random()
                 at = retry_at(*again)
-                if at is None and self.earlier_may_arrive(action):
+                if at is None and action.may_have_arrived() and shell.bug != "unsent_forgets":
                     return e.OutcomeLost(check_at)
                 return e.NothingSent(at)
             case "accepted":
@@ -236,9 +237,6 @@ class Fleet:
                 if shell.bug == "lost_is_failed":
                     return e.RefusedDownstream("TIMEOUT")
                 return e.OutcomeLost(check_at)
-
-    def earlier_may_arrive(self, action: Action) -> bool:
-        return self.shell.bug != "earlier_attempts_forgotten" and action.may_have_arrived()
 
     def check(self, action: Action) -> Process:
         """Reconciliation: claim, ask the downstream outside of any transaction, record with the fence."""

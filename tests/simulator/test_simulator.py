@@ -3,8 +3,9 @@
 import pytest
 
 from orchestrator.domain.operation import TERMINAL
-from tests.simulator.__main__ import how_to_repeat, main, run
+from tests.simulator.__main__ import main
 from tests.simulator.history import BUGS, play
+from tests.simulator.runs import how_to_repeat, run
 
 HISTORIES = 20_000
 ENOUGH_TO_FIND = 5_000
