@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from executors import results
 from executors.registry import ToolSpec
-from orchestrator import completion, dispatch, engine, recording
+from orchestrator import completion, consequences, engine, recording
 from orchestrator.app import App
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
@@ -83,7 +83,7 @@ def _retry(operation: OperationRecord, action: ActionRecord, spec: ToolSpec) -> 
     """An operator may repeat what has run out of attempts, but not what could be applied twice."""
     if operation.state in TERMINAL:
         raise Conflict("ALREADY_ENDED", f"{operation.operation_id} has ended; nothing is sent for it any more")
-    if action.state is not ActionState.UNKNOWN or not dispatch.may_repeat(
+    if action.state is not ActionState.UNKNOWN or not consequences.may_repeat(
         spec, replace(action, attempts=0), operation.now
     ):
         raise Conflict(

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from executors import results
-from orchestrator import dispatch, engine
+from orchestrator import consequences, engine, reads
 from orchestrator.app import App
 from orchestrator.auditing import Anchoring
 from orchestrator.domain import events as e
@@ -129,13 +129,13 @@ def _lost_read(app: App, call: CallRecord) -> bool:
         if spec is None or call.attempts < spec.max_attempts:
             delay = backoff(call.attempts).total_seconds() / 2
             return calls.try_again(unit.connection, free_slot=False, delay=delay, **ended)
-        lost = dispatch.ReadRecord(CallState.FAILED, AttemptState.LOST, results.error("failed", "WORKER_LOST"), None)
-        dispatch.settle_read(unit, asdict(call), lost, None)
+        lost = reads.ReadRecord(CallState.FAILED, AttemptState.LOST, results.error("failed", "WORKER_LOST"), None)
+        reads.settle_read(unit, asdict(call), lost, None)
         return True
 
     try:
         return _unit_of_work(app, work)
-    except dispatch.NotOurs:
+    except reads.NotOurs:
         return False
 
 
@@ -161,7 +161,7 @@ def _lost_write(app: App, action: ActionRecord) -> bool:
         actions.end_attempt(
             unit.connection, action.action_id, state=AttemptState.LOST, code="WORKER_LOST", contacted=None
         )
-        event = e.OutcomeLost(dispatch.next_check(app, spec, current, held.now))
+        event = e.OutcomeLost(consequences.next_check(app, spec, current, held.now))
         settled = engine.save_action(unit, held, current, event, contacted=None, evidence="WORKER_LOST")
         engine.progress(unit, replace(held, open_calls=held.open_calls - settled))
         return True

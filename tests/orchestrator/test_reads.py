@@ -4,7 +4,7 @@ import json
 import threading
 
 from executors.run import Succeeded
-from orchestrator import commands, dispatch
+from orchestrator import commands, dispatch, reads
 from store import calls as call_store
 from tests.orchestrator.desk import DONE, Desk, call, calls
 from tests.store.rows import eventually
@@ -85,10 +85,10 @@ def test_a_zombies_result_is_not_recorded(desk: Desk) -> None:
     assert row is not None
     desk.expire_leases(operation)
     desk.sweep()
-    outcome = dispatch._read_outcome(desk.app, row)
+    outcome = reads._read_outcome(desk.app, row)
     assert isinstance(outcome, Succeeded)
     before = desk.sql("SELECT * FROM calls WHERE operation_id = :o", o=operation)
-    dispatch._record_read(desk.app, row, outcome)
+    reads._record_read(desk.app, row, outcome)
     assert desk.sql("SELECT * FROM calls WHERE operation_id = :o", o=operation) == before
     assert desk.run(operation).state == "COMPLETED"
 
