@@ -7,11 +7,14 @@ import re
 import shutil
 import subprocess
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from embedded.wheels import valkey_programs
 from examples.support.profile import support
 from examples.support.tools import TOOLS
 from executors.registry import ToolSpec
@@ -21,6 +24,7 @@ from orchestrator.settings import Settings
 from policy.profile import Model
 from tests.deploy import compose
 from tests.shared import ROOT
+from tests.system.scene import wait_until
 
 SECRETS = {"POSTGRES_PASSWORD": "pg-secret", "REDIS_PASSWORD": "redis-secret"}
 OURS = {"migrate", "orchestrator", "executor-reads", "executor-writes", "sweeper", "flower"}
@@ -65,9 +69,15 @@ def test_no_secret_is_written_down() -> None:
     text = compose.FILE.read_text()
     for line in re.findall(r"^.*(?:PASSWORD|BASIC_AUTH|requirepass).*$", text, re.MULTILINE):
         if not line.lstrip().startswith("#"):
-            assert "${" in line or line.strip() == "- --requirepass", line
+            assert "${" in line or line.strip() == 'requirepass "$$REDISCLI_AUTH"', line
     # A URL with a password literal would not contain a variable between ':' and '@'.
     assert not re.search(r"://[^$\s]*:[^$\s]+@", text)
+
+
+def test_no_command_line_holds_a_secret(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        for secret in SECRETS.values():
+            assert secret not in str(service.get("command", "")), name
 
 
 def test_no_registry_host_and_no_latest_tag(services: dict[str, Any]) -> None:
@@ -127,13 +137,34 @@ def test_every_core_queue_is_consumed(services: dict[str, Any]) -> None:
     assert "orchestrator,submit" in services["orchestrator"]["command"]
 
 
-def test_redis_keeps_what_it_took(services: dict[str, Any]) -> None:
-    command = services["redis"]["command"]
-    flags = dict(zip(command[1::2], command[2::2], strict=True))
-    assert flags["--appendonly"] == "yes"
-    assert flags["--maxmemory-policy"] == "noeviction"
-    assert flags["--requirepass"] == SECRETS["REDIS_PASSWORD"]
-    assert services["redis"]["volumes"] == ["redis:/data"]
+def test_redis_keeps_what_it_took(services: dict[str, Any], tmp_path: Path) -> None:
+    """Its command, run here with Valkey: the password is asked, the settings hold, and no argument shows it."""
+    service, at = services["redis"], tmp_path / "socket"
+    entrypoint = tmp_path / "docker-entrypoint.sh"
+    entrypoint.write_text(f'#!/bin/sh\nshift\nexec {valkey_programs().executable} --port 0 --unixsocket {at} "$@"\n')
+    entrypoint.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **service["environment"]}
+    with (
+        subprocess.Popen(service["command"], env=env, cwd=tmp_path, stdout=subprocess.DEVNULL) as process,
+        redis.Redis(unix_socket_path=str(at), password=SECRETS["REDIS_PASSWORD"]) as client,
+        redis.Redis(unix_socket_path=str(at)) as stranger,
+    ):
+        try:
+            wait_until(lambda: _answers(client))
+            assert SECRETS["REDIS_PASSWORD"].encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            with pytest.raises(redis.AuthenticationError):
+                stranger.ping()
+        finally:
+            process.terminate()
+    assert service["volumes"] == ["redis:/data"]
+
+
+def _answers(client: redis.Redis) -> bool:
+    with suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False
 
 
 def test_only_flower_has_a_port_and_only_here(services: dict[str, Any], document: dict[str, Any]) -> None:
