@@ -39,13 +39,15 @@ Reason = Annotated[str, typer.Option(help="Kept with the decision.")]
 @command()
 def demo(
     yes: Annotated[bool, typer.Option("--yes", help="Approve the refund without asking.")] = False,
+    provider: Annotated[str, typer.Option(help="Wire format that the scripted model speaks.")] = "openai-responses",
+    stream: Annotated[bool, typer.Option("--stream", help="Ask the model for streams.")] = False,
     as_json: Json = False,
 ) -> None:
     """Play the support example on this machine: look up, draft, wait for approval, refund, explain."""
     with reported(as_json):
         from orchestrator import cli_demo
 
-        sys.exit(cli_demo.demo(yes=yes, as_json=as_json))
+        sys.exit(cli_demo.demo(yes=yes, as_json=as_json, provider=provider, stream=stream))
 
 
 @command()

@@ -1,11 +1,13 @@
 """`turnqueue demo`: the support example from the first server to the last evidence, in one command."""
 
+import os
 import secrets
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
+from adapters.registry import adapter_for
 from embedded.stack import exit_on_sigterm
 from examples.support import scenario
 from orchestrator import cli_example, cli_render, cli_target, commands, local
@@ -67,8 +69,10 @@ def _only(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def demo(*, yes: bool, as_json: bool) -> int:
+def demo(*, yes: bool, as_json: bool, provider: str, stream: bool) -> int:
     """0 when the operation COMPLETED and the shop's ledger shows exactly one refund."""
+    adapter_for(provider)
+    os.environ |= {"SUPPORT_API": provider, "SUPPORT_STREAM": "1" if stream else "0"}  # the workers inherit it
     if not yes and not sys.stdin.isatty():
         raise UsageError("NEEDS_YES", "the refund needs an approval and there is no terminal to ask at: pass --yes")
     quiet_logs()

@@ -9,6 +9,8 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import PROGRAM, Result, Shell
 
 
@@ -41,6 +43,24 @@ def test_twice_in_one_directory(shell: Shell) -> None:
     first, second = check(shell("demo", "--yes", "--json")), check(shell("demo", "--yes", "--json"))
     assert first["operation_id"] != second["operation_id"]
     assert first["actions"][1]["idempotency_key"] != second["actions"][1]["idempotency_key"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--provider", "openai-chat", "--stream"),
+        ("--provider", "anthropic-messages"),
+        ("--provider", "gemini-generate"),
+        ("--provider", "gemini-interactions", "--stream"),
+    ],
+    ids=lambda options: "-".join(options[1:]),
+)
+def test_on_each_provider(options: tuple[str, ...], shell: Shell) -> None:
+    check(shell("demo", "--yes", "--json", *options))
+
+
+def test_an_unknown_provider_names_the_known(shell: Shell) -> None:
+    assert "anthropic-messages" in shell("demo", "--yes", "--provider", "nobody").failed(5, "UNKNOWN_API")
 
 
 def test_worker_killed_after_the_effect_is_restarted(shell: Shell, tmp_path: Path) -> None:
