@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with world(options.seed, workers=options.workers, client=("--in-flight", str(options.in_flight))) as here:
         _say(f"seed {options.seed}, logs in {here.folder}")
         here.ledger.control(faults=LEDGER, late_s=0.4, hide_s=1.5)
+        _say(f"ready after {time.monotonic() - since:.0f} s")
         faults = Faults(here, options.seed, set(options.faults.split(",")), _say)
         _disturb(here, faults, options, since)
         (here.folder / "enough").touch()

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when: drawn from the seed, so that a seed names a run (though no exact interleaving)."""
+"""What goes wrong in a run, and when: drawn from the seed, which names a run, though no exact interleaving."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from tests.chaos.world import LEASE, World
 
 # The migration is killed once, before the run (tests.chaos.world).
 REACHED = sorted(POINTS - {"migration.uncommitted"})
-ARMED = 5  # points at once
+ARMED = 6  # points at once
 GIVE_UP = 6.0  # seconds for an armed point to be reached
 STOPPED = 4.0  # seconds for which the broker hangs; longer than a publisher waits
 LEDGER = {
@@ -43,7 +43,7 @@ class Faults:
         self._say = say
         self._since: dict[str, float] = {}
         self._next_kill = 0.0
-        self._due = {kind: self._random.randint(1, EVERY[kind]) for kind in sorted(kinds & EVERY.keys())}
+        self._due = {kind: self._random.randint(1, EVERY[kind] // 2) for kind in sorted(kinds & EVERY.keys())}
         self._stopped: dict[int, float] = {}  # zombies: process id -> when to wake it
 
     def killed(self) -> int:
@@ -88,7 +88,7 @@ class Faults:
         """At a moment that no point names."""
         if time.monotonic() < self._next_kill:
             return
-        self._next_kill = time.monotonic() + self._random.expovariate(1 / 1.5)
+        self._next_kill = time.monotonic() + self._random.expovariate(1 / 3.0)
         self.done["sigkill"] += self._world.kill(self._random.choice(self._world.names))
 
     # --- servers and messages --------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ key anywhere: what arrives twice stands there twice. The first line of its outpu
 Faults of a write: `before` and `after` reset the connection before or after the effect, `silent` never answers
 (effect applied), `unanswered` the same without the effect, `status` is a 503 after the effect, `garbage` a 200 that is
 no JSON, `late` an answer `late_s` seconds after the effect, `slow` an effect `late_s` seconds after the request,
-`refuse` a 422 without effect (which an enforced key remembers), `hide` keeps the record from lookups for `hide_s` seconds. Faults of a read: `before`,
-`status`, `late`. For a tool in `enforced` a second request under a key gets the first one's answer and no effect.
+`refuse` a 422 without effect (which an enforced key remembers), `hide` resets after the effect and keeps the record
+from lookups for `hide_s` seconds. Faults of a read: `before`, `status`, `late`. For a tool in `enforced` a second
+request under a key gets the first one's answer and no effect.
 
 Lines: {"event": "arrived"|"effect"|"left", "at": seconds since 1970, "tool", "key", "attempt", "n", "in_flight", and
 for effects "digest" (of the arguments, as the system defines it) and "ref"}.

@@ -14,9 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import celery.apps.worker
-import celery.concurrency.thread
-import kombu.transport.redis
 import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401
 
 import orchestrator.sweeper

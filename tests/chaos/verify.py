@@ -14,6 +14,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,7 @@ def fences(seen: Evidence) -> Iterator[Row]:
         if [row["number"] for row in rows] != list(range(1, len(rows) + 1)):
             yield violation("I11", "attempts are not numbered in order", subject=subject)
         held = [row["fence"] for row in rows]
-        if any(later <= earlier for earlier, later in zip(held, held[1:], strict=False)):
+        if any(later <= earlier for earlier, later in pairwise(held)):
             yield violation("I11", "a fence did not grow", subject=subject, fences=held)
         record = seen.actions.get(subject) or seen.calls.get(subject)
         if record is None or record["fence"] < held[-1] or record["attempts"] != len(rows):

@@ -174,10 +174,17 @@ class World:
 
         return wait_until(at_rest, seconds)
 
-    def verify(self) -> dict[str, Any]:
+    def tamper(self, statement: Any) -> None:
+        """Change what no trigger would let through."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("SET LOCAL session_replication_role = 'replica'")
+            connection.execute(statement)
+
+    def verify(self, *, ledger: Path | None = None, accepted: Path | None = None) -> dict[str, Any]:
         """What the verifier prints."""
-        argv = [sys.executable, "-m", "tests.chaos.verify", "--database", self.dsn, "--ledger", str(self.ledger.path)]
-        argv += ["--accepted", str(self.folder / "accepted"), "--limits", json.dumps(tools.LIMITS)]
+        argv = [sys.executable, "-m", "tests.chaos.verify", "--database", self.dsn]
+        argv += ["--ledger", str(ledger or self.ledger.path), "--accepted", str(accepted or self.folder / "accepted")]
+        argv += ["--limits", json.dumps(tools.LIMITS)]
         argv += ["--attempts", str(tools.PATIENT)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.stdout, done.stderr
