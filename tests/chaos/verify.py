@@ -26,7 +26,7 @@ ENDED = {"COMPLETED", "REFUSED", "INCOMPLETE", "FAILED", "CANCELLED"}
 FINAL = {"succeeded", "failed", "rejected"}
 # What may follow what in an action's audit. A start follows only what says that it may be started.
 EDGES = {
-    "new": {"ready", "started", "rejected", "unknown"},
+    "new": {"ready", "started", "rejected"},
     "ready": {"started", "rejected", "unknown"},
     "started": {"succeeded", "failed", "unknown", "pending", "ready"},
     "unknown": {"unknown", "ready", "succeeded", "failed", "pending"},
