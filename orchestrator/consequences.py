@@ -62,6 +62,8 @@ def _outcome_event(
         case Succeeded(observation, reference):
             return e.Confirmed(), observation, {"external_ref": reference or action.external_ref}
         case Rejected(code, message):
+            if _may_be_our_own_doing(unit, spec, action):
+                return e.OutcomeLost(check_at), None, {"evidence": code}
             observation = results.refusal(spec, code, message)
             return e.RefusedDownstream(code), observation, {"evidence": message[: results.MAX_MESSAGE] or code}
         case Unsent(code):
@@ -80,6 +82,15 @@ def _outcome_event(
             live = live and (action.revision == operation.revision or action.compensates is not None)
             again = live and may_repeat(spec, action, now) and _is_conclusive(unit, spec, action, now)
             return e.FoundAbsent(again, check_at), None, {"evidence": "ABSENT"}
+
+
+def _may_be_our_own_doing(unit: engine.Unit, spec: ToolSpec, action: ActionRecord) -> bool:
+    """Whether a refusal can come of an earlier try that was applied, such as a version that it has changed.
+
+    Not where the downstream enforces the key: it answers the same request with what it said the first time.
+    """
+    sent_now = action.state is ActionState.STARTED
+    return sent_now and spec.idempotency is None and actions.may_have_arrived(unit.connection, action.action_id)
 
 
 def _is_conclusive(unit: engine.Unit, spec: ToolSpec, action: ActionRecord, now: datetime) -> bool:

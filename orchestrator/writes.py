@@ -59,7 +59,7 @@ def start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
             current = actions.lock(connection, action.action_id)
             if current.state is not ActionState.READY or current.wake_at is None:
                 return None, [], False
-            code = objection or _objection(app, unit, spec, current, held)
+            code = objection or _objection(app, unit, spec, current, held) or _forgotten(unit, spec, current, held)
             if code is None:
                 return _mark_started(app, unit, spec, current, held), unit.wakes, True
             observation = results.SUPERSEDED if code == "SUPERSEDED" else None
@@ -150,6 +150,13 @@ def _objection(
     if digest != action.digest:
         return "ACTION_CHANGED"
     return _objection_of_approval(unit, action, operation, digest)
+
+
+def _forgotten(unit: engine.Unit, spec: ToolSpec, action: ActionRecord, operation: OperationRecord) -> str | None:
+    """A repeat that waited so long that the downstream may have forgotten the key could be applied twice."""
+    if not action.attempts or consequences.may_repeat(spec, replace(action, attempts=0), operation.now):
+        return None
+    return "KEY_FORGOTTEN" if actions.may_have_arrived(unit.connection, action.action_id) else None
 
 
 def _objection_of_approval(

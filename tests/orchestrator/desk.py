@@ -1,5 +1,6 @@
 """The whole application in the test's process: only the broker hop is left out, each step is called by the test."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,6 +17,7 @@ from tests.executors.downstream import Downstream
 from tests.orchestrator import lab
 
 NAMES = count(1)
+API = os.environ.get("LAB_API", "openai-responses")  # `LAB_API=anthropic-messages uv run pytest tests/acceptance`
 DONE = {"text": "Done."}
 
 
@@ -43,7 +45,7 @@ class Desk:
         self.model.add({"id": name, "turns": list(turns)})
         fields: dict[str, Any] = {
             "name": name, "instructions": "Help.", "tools": tuple(spec.name for spec in lab.TOOLS),
-            "model": Model(api="openai-responses", name=name, base_url="$LAB_MODEL_URL"),
+            "model": Model(api=API, name=name, base_url="$LAB_MODEL_URL"),
             "budgets": budgets or Budgets(),
         }  # fmt: skip
         self.app.registry.add_profile(Profile(**(fields | changed)))

@@ -106,6 +106,35 @@ def test_nothing_sent_says_nothing_of_an_earlier_try(desk: Desk, monkeypatch: py
     assert len(desk.lab.effects) == 1
 
 
+def test_a_refusal_of_a_repeat_may_be_our_own_doing(desk: Desk) -> None:
+    """The first request may have been applied, and be why the second is refused: that is no proof of nothing."""
+    operation = desk.submit(one("flag"), DONE)
+    desk.lab.will(cut=True)
+    desk.lab.will(status=409, json={"code": "VERSION_CHANGED"}, effect=False)
+    desk.advance(operation)
+    desk.step("writes")
+    desk.hurry(operation)
+    desk.step("writes")
+    desk.hurry(operation)
+    desk.step("writes")
+    assert desk.action(operation).state == "UNKNOWN"
+    assert len(desk.lab.effects) == 1
+
+
+def test_a_repeat_that_waited_longer_than_the_key_is_kept_does_not_start(desk: Desk) -> None:
+    operation = desk.submit(one("keyed"), DONE)
+    desk.lab.will(cut=True)
+    desk.advance(operation)
+    desk.step("writes")
+    desk.hurry(operation)
+    desk.step("writes")
+    assert desk.action(operation).state == "READY"
+    desk.sql("UPDATE actions SET started_at = started_at - interval '2 days' WHERE operation_id = :o", o=operation)
+    desk.hurry(operation)
+    desk.step("writes")
+    assert (desk.action(operation).state, len(desk.lab.seen)) == ("UNKNOWN", 1)
+
+
 # --- unknown -------------------------------------------------------------------------------------------------------
 
 
