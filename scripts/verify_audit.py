@@ -156,9 +156,8 @@ def check_calls(entries, calls):
             for said in entry["body"].get("calls", []):
                 key = said["call_key"]
                 proposed.add(key)
-                if key in redirected:
-                    said = {**said, "action_id": redirected[key]}
-                check_proposal(entry["seq"], said, calls.get(key))
+                now = {**said, "action_id": redirected[key]} if key in redirected else said
+                check_proposal(entry["seq"], now, calls.get(key))
                 if said.get("binding_sha256") is not None:
                     bindings[key] = said["binding_sha256"]
         elif entry["kind"] == "call.settled":
