@@ -9,6 +9,7 @@ point, hit, process id, action.
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 POINTS = frozenset(
@@ -54,7 +55,8 @@ def _hit(name: str, directory: Path) -> None:
         if point == name and number == int(hit or 1):
             action = action or "kill"
             _append(directory / "fired", f"{name} {number} {os.getpid()} {action}\n".encode())
-            os.kill(os.getpid(), _SIGNALS[action])
+            # To this thread: it must not go on while some other thread is about to stop the process.
+            signal.pthread_kill(threading.get_ident(), _SIGNALS[action])
 
 
 def _armed(directory: Path) -> str:

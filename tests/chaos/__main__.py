@@ -66,6 +66,7 @@ def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> di
         "kills": faults.killed(),
         "faults": dict(faults.done),
         "points": dict(sorted(Counter(point for point, _, _, action in here.fired() if action == "kill").items())),
+        "last_failpoints": [f"{point}:{hit}:{action}" for point, hit, _, action in here.fired()[-3:]],
         "duplicate_effects": broken["I1"],
         "lost_operations": broken["I2"],
         "unresolved_started": broken["I3"],
@@ -80,8 +81,8 @@ def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> di
 
 
 def _complain(report: dict[str, Any], here: argparse.Namespace) -> None:
-    last = list(report["points"])[-3:]
-    _say(f"FAILED: SEED={here.seed} FAILPOINTS={','.join(last)} violations={len(report['violations'])}")
+    last = ",".join(report["last_failpoints"])
+    _say(f"FAILED: SEED={here.seed} FAILPOINT={last} violations={len(report['violations'])}")
     _say(f"again: python -m tests.chaos --kills {here.kills} --seed {here.seed} --faults {here.faults} --json")
 
 
