@@ -67,7 +67,7 @@ def _look_up(args: Note, key: str, reference: str | None, ctx: Context) -> Recon
 
 
 def _spec(name: str, effect: Effect, handler: Any, **fields: Any) -> ToolSpec:
-    fixed = {"arguments": Note, "result": Written, "timeout": TIMEOUT, "max_attempts": PATIENT}
+    fixed: dict[str, Any] = {"arguments": Note, "result": Written, "timeout": TIMEOUT, "max_attempts": PATIENT}
     return ToolSpec(
         name=name, description=f"{name}.", effect=effect, handler=handler, concurrency=LIMITS.get(name),
         **(fixed | fields),

@@ -157,8 +157,8 @@ def untrue(seen: Evidence) -> Iterator[Row]:
             yield violation("I5", "state and effects disagree", key=key, tool=action["tool"],
                             state=action["state"], code=action["code"], effects=seen.by_key[key])  # fmt: skip
     for row in seen.calls.values():
-        action = seen.actions.get(row["action_id"] or "")
-        if action and row["settled_at"] and row["state"] != action["state"]:
+        behind = seen.actions.get(row["action_id"] or "")
+        if behind and row["settled_at"] and row["state"] != behind["state"]:
             yield violation("I5", "call and action disagree", call_key=row["call_key"], state=row["state"])
 
 
