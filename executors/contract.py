@@ -1,5 +1,6 @@
 """What the audit records of a tool: the revisions of its contract, and arguments without their values."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -62,8 +63,13 @@ def _schema(model: type[BaseModel]) -> Any:
 
 
 def _name(value: Any) -> str:
-    """The qualified name of a function or class; a constant as it is."""
-    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
+    """The qualified name of a function, class or object; a constant as it is. The same in every process: no address."""
+    if value is None or isinstance(value, bool | int | str):
+        return repr(value)
+    if isinstance(value, functools.partial):
+        return f"partial of {_name(value.func)}"
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _digest(value: Any) -> str:
