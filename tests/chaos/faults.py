@@ -21,10 +21,10 @@ GIVE_UP = 6.0  # seconds for an armed point to be reached
 STOPPED = 4.0  # seconds for which the broker hangs; longer than a publisher waits
 LEDGER = {
     "before": 0.03, "after": 0.03, "silent": 0.01, "unanswered": 0.01, "status": 0.03, "garbage": 0.02, "late": 0.05,
-    "slow": 0.03, "refuse": 0.02, "hide": 0.02,
+    "slow": 0.03, "refuse": 0.02, "hide": 0.06,
 }  # fmt: skip
 # So many kills come between two faults of a kind.
-EVERY = {"flush": 25, "stop": 30, "dup": 10, "pg": 40, "zombie": 30}
+EVERY = {"flush": 25, "stop": 30, "dup": 10, "pg": 40, "zombie": 12}
 _ROWS = """
     SELECT 'orchestrator', 'turnqueue.advance', operation_id FROM operations
     UNION ALL SELECT queue, 'tool.' || tool, call_key FROM calls WHERE queue IS NOT NULL
