@@ -193,6 +193,19 @@ def cancel(operation_id: OperationId, by: By = None, as_json: Json = False) -> N
 
 
 @command()
+def reviews(
+    tenant: Tenant = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
+    as_json: Json = False,
+) -> None:
+    """List uncertain actions that wait for an operator; `resolve` settles them."""
+    with reported(as_json):
+        from orchestrator import cli_settle
+
+        cli_settle.reviews(tenant=tenant, limit=limit, as_json=as_json)
+
+
+@command()
 def resolve(
     action_id: ActionId,
     succeeded: Annotated[

@@ -190,6 +190,18 @@ def listing(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def reviews(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Uncertain actions that wait for an operator, oldest first."""
+    table = _table("action", "state", "tool", "tenant", "operation", "why", "key", "started")
+    for row in rows:
+        started = f"{row['started_at']:%Y-%m-%d %H:%M:%S}"
+        table.add_row(
+            Text(row["action_id"], no_wrap=True), _state(row["state"]), *_texts(row["tool"], row["tenant"]),
+            *_texts(row["operation_id"], row["evidence"] or "", row["idempotency_key"], started),
+        )  # fmt: skip
+    return table
+
+
 def actions(view: OperationView) -> RenderableType:
     """Each write with the key it was sent under and what the downstream called it."""
     lines: list[Text] = []

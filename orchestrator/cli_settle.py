@@ -1,10 +1,10 @@
-"""The commands that settle actions: resolve, complete, compensate."""
+"""The commands that settle actions: reviews, resolve, complete, compensate."""
 
 import json
 from typing import Any
 
-from orchestrator import cli_verbs, settling
-from orchestrator.cli_report import print_json, say
+from orchestrator import cli_render, cli_verbs, settling
+from orchestrator.cli_report import print_json, say, terminal
 from orchestrator.domain.errors import UserError
 
 
@@ -30,6 +30,17 @@ def resolve(
     with cli_verbs.attached(registry=True) as app:
         state = settling.resolve(app, action_id, verdict, by=who)
     _done(action_id, state, as_json)
+
+
+def reviews(*, tenant: str | None, limit: int, as_json: bool) -> None:
+    with cli_verbs.attached() as app:
+        rows = settling.reviews(app, tenant=tenant, limit=limit)
+    if as_json:
+        print_json({"reviews": [row | {"started_at": row["started_at"].isoformat()} for row in rows]})
+    elif rows:
+        terminal().print(cli_render.reviews(rows))
+    else:
+        say("nothing waits for an operator")
 
 
 def complete(

@@ -65,6 +65,12 @@ def resolve(app: App, action_id: str, verdict: Verdict, *, by: str, tenant: str 
     return _locked(app, action_id, f"operator:{by}", tenant, work)
 
 
+def reviews(app: App, *, tenant: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+    """What waits for `resolve`: uncertain actions that nothing can settle by itself, oldest first."""
+    with app.database.autocommit() as connection:
+        return actions.reviews(connection, tenant, limit)
+
+
 def _resolution(
     operation: OperationRecord, action: ActionRecord, spec: ToolSpec, verdict: Verdict
 ) -> tuple[e.ActionEvent, results.Observation | None, dict[str, Any]]:

@@ -61,6 +61,7 @@ class ActionView(BaseModel):
     attempts: int
     external_ref: str | None
     review: bool
+    compensates: str | None  # the action that this one undoes
     arguments: Any
 
 

@@ -247,6 +247,19 @@ def unstarted(connection: Connection, operation_id: str) -> list[ActionRecord]:
     return [record(ActionRecord, row) for row in rows]
 
 
+def reviews(connection: Connection, tenant: str | None, limit: int) -> list[dict[str, Any]]:
+    """Uncertain actions that only an operator can settle any more, oldest first."""
+    statement = text(
+        """
+        SELECT action_id, operation_id, tenant, tool, state, evidence, idempotency_key, external_ref, started_at
+        FROM actions WHERE review AND (CAST(:tenant AS text) IS NULL OR tenant = :tenant)
+        ORDER BY started_at LIMIT :limit
+        """
+    )
+    rows = connection.execute(statement, {"tenant": tenant, "limit": limit}).mappings()
+    return [dict(row) for row in rows]
+
+
 def states(connection: Connection, operation_id: str) -> list[tuple[str, str, ActionState, str | None]]:
     """(action_id, tool, state, external_ref) in order, for terminal records."""
     return [(a.action_id, a.tool, a.state, a.external_ref) for a in of_operation(connection, operation_id)]

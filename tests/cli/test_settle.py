@@ -39,6 +39,14 @@ def test_resolve(deployed: Shell, rows: Rows) -> None:
     deployed("resolve", happened, "--succeeded", "REF-8").failed(4, "NOT_UNCERTAIN")
 
 
+def test_reviews_lists_what_waits_for_an_operator(deployed: Shell, rows: Rows) -> None:
+    action = uncertain(rows)
+    assert action in [row["action_id"] for row in deployed("reviews", "--json").json["reviews"]]
+    assert action in deployed("reviews").out
+    deployed("resolve", action, "--not-applied", "--evidence", "looked it up")
+    assert action not in deployed("reviews").out + deployed("reviews", "--tenant", "nobody").out
+
+
 @pytest.mark.parametrize(
     "options", [(), ("--succeeded", "R", "--retry"), ("--not-applied",), ("--succeeded", "R", "--result", "[1]")]
 )
