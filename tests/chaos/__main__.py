@@ -63,7 +63,7 @@ def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> di
         "seed": seed,
         "operations": counts["accepted"],
         "kills": faults.killed(),
-        "faults": dict(faults.done),
+        "faults": dict(faults.done) | {"zombie": sum(action == "stop" for *_, action in here.fired())},
         "points": dict(sorted(Counter(point for point, _, _, action in here.fired() if action == "kill").items())),
         "last_failpoints": [f"{point}:{hit}:{action}" for point, hit, _, action in here.fired()[-3:]],
         "duplicate_effects": broken["I1"],
