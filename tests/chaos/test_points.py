@@ -81,8 +81,8 @@ def test_the_verifier_reads_the_log_of_the_client(here: World, tmp_path: Path) -
          "UPDATE attempts SET state = 'SUCCEEDED', ended_at = now() WHERE attempt_id = {attempt}"),
         ("I8", "UPDATE audit SET actor = actor || '!' WHERE operation_id = {operation} AND seq = 2",
          "UPDATE audit SET actor = rtrim(actor, '!') WHERE operation_id = {operation} AND seq = 2"),
-        ("I10", "UPDATE audit SET kind = 'action.unknown' WHERE operation_id = {operation} AND kind = 'action.started'",
-         "UPDATE audit SET kind = 'action.started' WHERE operation_id = {operation} AND kind = 'action.unknown'"),
+        ("I10", "UPDATE audit SET kind = 'action.unknown' WHERE audit_id = {started}",
+         "UPDATE audit SET kind = 'action.started' WHERE audit_id = {started}"),
         ("I11", "UPDATE attempts SET fence = fence + 100 WHERE attempt_id = {attempt}",
          "UPDATE attempts SET fence = fence - 100 WHERE attempt_id = {attempt}"),
     ],
@@ -92,7 +92,10 @@ def test_the_verifier_reads_the_database(invariant: str, damage: str, mend: str,
         "SELECT operation_id, attempt_id FROM attempts JOIN operations o USING (operation_id) WHERE action_id IS NOT "
         "NULL AND o.state = 'COMPLETED' AND attempts.state = 'SUCCEEDED' ORDER BY attempt_id LIMIT 1"
     )[0]
-    names = {"operation": f"'{operation}'", "attempt": f"'{attempt}'"}
+    [started] = here.sql(
+        f"SELECT min(audit_id) FROM audit WHERE operation_id = '{operation}' AND kind = 'action.started'"
+    )[0]
+    names = {"operation": f"'{operation}'", "attempt": f"'{attempt}'", "started": started}
     here.tamper(damage.format(**names))
     assert invariant in _invariants(here.verify())
     here.tamper(mend.format(**names))

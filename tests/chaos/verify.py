@@ -123,7 +123,7 @@ def unresolved(seen: Evidence) -> Iterator[Row]:
 def unfounded(seen: Evidence) -> Iterator[Row]:
     """I4: no effect without an earlier `started` of exactly these arguments, approved where that was needed."""
     attempts = {row["attempt_id"]: row for row in seen.attempts}
-    started = {row["body"]["attempt_id"]: row for row in seen.audit if row["kind"] == "action.started"}
+    started = {row["body"].get("attempt_id"): row for row in seen.audit if row["kind"] == "action.started"}
     for line in seen.effects:
         attempt, action = attempts.get(line["attempt"]), seen.action_of.get(line["key"])
         record = started.get(line["attempt"])
