@@ -27,6 +27,15 @@ settings.register_profile("turnqueue", deadline=None, suppress_health_check=[Hea
 settings.load_profile("turnqueue")
 
 
+# The longest first, so that no test process is left alone with them at the end.
+LONG = ("cli", "simulator", "models", "incidents", "system", "chaos", "deploy", "replay", "people", "acceptance")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    items.sort(key=lambda item: LONG.index(folder[item]) if folder[item] in LONG else len(LONG))
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     """The session's PostgreSQL and Valkey."""
