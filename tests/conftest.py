@@ -5,6 +5,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ from embedded.databases import create_database, drop_database
 from embedded.servers import EmbeddedServers, Servers
 
 _BROKER_DATABASES = count()
+
+# Started in the background of a script, we and all that we start would ignore Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A loaded machine is no reason to fail: what a test must not take longer than is nobody's promise here.
 settings.register_profile("turnqueue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
