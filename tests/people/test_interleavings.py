@@ -90,4 +90,4 @@ def test_any_order(hall: Desk, steps: list[tuple[str, int]]) -> None:
             pass
         check(hall, operation, len(hall.lab.effects) - before)
     for table in ("operations", "calls", "actions"):  # the next example's steps must find nothing of this one
-        hall.sql(f"UPDATE {table} SET wake_at = NULL WHERE operation_id = :o", o=operation)
+        hall.sql(f"UPDATE {table} SET wake_at = NULL WHERE operation_id = :o AND wake_at IS NOT NULL", o=operation)
