@@ -47,7 +47,7 @@ class Client:
             if time.monotonic() > deadline:
                 return None
             time.sleep(POLL_SECONDS)  # the API has nothing to wait on
-        return _outcome(commands.inspect(self._app, operation_id).model_dump(mode="json"))
+        return _outcome(commands.inspect(self._app, operation_id, personal=True).model_dump(mode="json"))
 
     def _has_ended(self, world: str, operation_id: str) -> bool:
         """All who wait for operations of one world share one list of it per interval."""
