@@ -1,6 +1,6 @@
 """A run that kills, and what the verifier makes of it.
 
-    python -m tests.chaos --kills 300 --seed 1 [--faults kill,flush,stop,dup,pg,zombie] [--json] [--keep FOLDER]
+    python -m tests.chaos --kills 300 --seed 1 [--faults kill,flush,broker,stop,dup,pg,zombie] [--each N] [--json]
 
 Exit status 1 when something was lost, doubled or left behind; then seed, last failpoint and the command are printed.
 """
@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         _say(f"seed {options.seed}, logs in {here.folder}")
         here.ledger.control(faults=LEDGER, late_s=0.4, hide_s=4.0)
         _say(f"ready after {time.monotonic() - since:.0f} s")
-        faults = Faults(here, options.seed, set(options.faults.split(",")), _say)
+        every = {kind: max(1, options.kills // options.each) if options.each else EVERY[kind] for kind in EVERY}
+        faults = Faults(here, options.seed, set(options.faults.split(",")), _say, every)
         _disturb(here, faults, options, since)
         (here.folder / "enough").touch()
         faults.finish()
@@ -47,7 +48,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _disturb(here: World, faults: Faults, options: argparse.Namespace, since: float) -> None:
     said = 0
-    while faults.killed() < options.kills and time.monotonic() - since < options.seconds:
+    wanted = set(options.faults.split(",")) & EVERY.keys()
+
+    def enough() -> bool:
+        return faults.killed() >= options.kills and all(faults.done[kind] >= options.each for kind in wanted)
+
+    while not enough() and time.monotonic() - since < options.seconds:
         faults.step()
         here.stack.check()
         if faults.killed() >= said + 25:
@@ -90,6 +96,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", default=",".join(KINDS))
+    parser.add_argument("--each", type=int, default=0, help="at least so many faults of each kind, evenly spread")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop disturbing after so long")
     parser.add_argument("--workers", type=int, default=2, help="of each kind")
     parser.add_argument("--in-flight", type=int, default=24)

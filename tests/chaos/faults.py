@@ -23,8 +23,8 @@ LEDGER = {
     "before": 0.03, "after": 0.03, "silent": 0.01, "unanswered": 0.01, "status": 0.03, "garbage": 0.02, "late": 0.05,
     "slow": 0.03, "refuse": 0.02, "hide": 0.06,
 }  # fmt: skip
-# So many kills come between two faults of a kind.
-EVERY = {"flush": 25, "stop": 30, "dup": 10, "pg": 40, "zombie": 12}
+# So many kills come between two faults of a kind, unless a run asks for a number of each.
+EVERY = {"flush": 25, "stop": 30, "dup": 10, "pg": 40, "broker": 30, "zombie": 12}
 _ROWS = """
     SELECT 'orchestrator', 'turnqueue.advance', operation_id FROM operations
     UNION ALL SELECT queue, 'tool.' || tool, call_key FROM calls WHERE queue IS NOT NULL
@@ -33,9 +33,14 @@ _ROWS = """
 
 
 class Faults:
-    """`step` again and again does what is due; `killed` counts deaths of processes."""
+    """`step` again and again does what is due; `killed` counts deaths of processes.
 
-    def __init__(self, world: World, seed: int, kinds: set[str], say: Callable[[str], None]) -> None:
+    `every`: kills between two faults of a kind.
+    """
+
+    def __init__(
+        self, world: World, seed: int, kinds: set[str], say: Callable[[str], None], every: dict[str, int] = EVERY
+    ) -> None:
         self.done: Counter[str] = Counter()
         self._world = world
         self._random = random.Random(seed)
@@ -43,7 +48,9 @@ class Faults:
         self._say = say
         self._since: dict[str, float] = {}
         self._next_kill = 0.0
-        self._due = {kind: self._random.randint(1, EVERY[kind] // 2) for kind in sorted(kinds & EVERY.keys())}
+        self._every = every
+        self._due = {kind: self._random.randint(1, every[kind]) for kind in sorted(kinds & every.keys())}
+        self._hung: float | None = None  # when the stopped broker goes on
         self._stopped: dict[int, float] = {}  # zombies: process id -> when to wake it
 
     def killed(self) -> int:
@@ -54,9 +61,11 @@ class Faults:
             self._rearm()
             self._kill_somebody()
         self._wake_zombies()
+        self._wake_broker()
         for kind, due in self._due.items():
-            if self.killed() >= due:
-                self._due[kind] = self.killed() + self._random.randint(EVERY[kind] // 2, EVERY[kind] * 3 // 2)
+            if self.killed() >= due and self._hung is None:
+                every = self._every[kind]
+                self._due[kind] = due + self._random.randint((every + 1) // 2, max(1, every * 3 // 2))
                 getattr(self, f"_{kind}")()
                 self.done[kind] += 1
                 self._say(kind)
@@ -65,6 +74,7 @@ class Faults:
         """No more of it."""
         self._world.disarm()
         self._wake_zombies(everybody=True)
+        self._wake_broker(at_once=True)
 
     # --- deaths ----------------------------------------------------------------------------------------------------
 
@@ -98,10 +108,17 @@ class Faults:
             broker.flushall()
 
     def _stop(self) -> None:
-        pid = self._world.broker_pid()
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(STOPPED)  # the fault itself: so long the broker hangs
-        os.kill(pid, signal.SIGCONT)
+        """The broker hangs: it keeps its connections and answers nothing. Kills go on meanwhile."""
+        os.kill(self._world.broker_pid(), signal.SIGSTOP)
+        self._hung = time.monotonic() + STOPPED
+
+    def _wake_broker(self, *, at_once: bool = False) -> None:
+        if self._hung is not None and (at_once or time.monotonic() > self._hung):
+            os.kill(self._world.broker_pid(), signal.SIGCONT)
+            self._hung = None
+
+    def _broker(self) -> None:
+        self._world.kill_broker()
 
     def _pg(self) -> None:
         self._world.kill_postgres()

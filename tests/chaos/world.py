@@ -163,6 +163,11 @@ class World:
         os.kill(pid, signal.SIGKILL)
         self.embedded.ensure()
 
+    def kill_broker(self) -> None:
+        """SIGKILL, then an empty broker: nothing of it was kept on disk."""
+        os.kill(self.broker_pid(), signal.SIGKILL)
+        self.embedded.ensure()
+
     def rest(self, seconds: float = PATIENCE) -> bool:
         """Wait until nothing moves by itself any more; False when that took too long."""
 
