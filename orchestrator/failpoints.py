@@ -5,6 +5,8 @@ hit again. What is armed, `write.after_started:2` for the second hit of that poi
 or, so that a test can arm running workers, from the file `armed` in the directory. Several are separated by commas;
 `write.sending:3:stop` stops the process (SIGSTOP) instead of killing it. The file `fired` has a line for each:
 point, hit, process id, action.
+
+`arm_here` arms this process alone, which counts its own hits from then on and touches no file before one has come.
 """
 
 import os
@@ -42,10 +44,46 @@ _DIRECTORY = os.environ.get("TURNQUEUE_FAILPOINT_DIR", "")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
+class _Here:
+    """What `arm_here` said: `left` more hits of the point are survived."""
+
+    def __init__(self, point: str, left: int, action: str) -> None:
+        self.point, self.nth, self.left, self.action = point, left + 1, left, action
+        self.lock = threading.Lock()
+
+    def is_due(self, name: str) -> bool:
+        if name != self.point:
+            return False
+        with self.lock:
+            self.left -= 1
+            return self.left == -1
+
+
+_here: _Here | None = None
+
+
+def arm_here(point: str = "", nth: int = 1, action: str = "kill") -> None:
+    """Kill or stop this process at its nth hit of the point, counted from now; without a point at none.
+
+    What the directory says no longer counts in this process. Raises ValueError for an unknown point or action, and
+    RuntimeError where failpoints are not enabled.
+    """
+    global _here  # noqa: PLW0603 - one arming per process is the point
+    if not _DIRECTORY:
+        raise RuntimeError("TURNQUEUE_FAILPOINT_DIR is not set")
+    if (point and point not in POINTS) or action not in _SIGNALS or nth < 1:
+        raise ValueError(f"{point}:{nth}:{action}")
+    _here = _Here(point, nth - 1, action)
+
+
 def failpoint(name: str) -> None:
     """Die here by SIGKILL, or stop, if this point is armed and its hit has come."""
-    if _DIRECTORY:
+    if not _DIRECTORY:
+        return
+    if _here is None:
         _hit(name, Path(_DIRECTORY))
+    elif _here.is_due(name):
+        _fire(name, _here.nth, _here.action, Path(_DIRECTORY))
 
 
 def _hit(name: str, directory: Path) -> None:
@@ -53,10 +91,13 @@ def _hit(name: str, directory: Path) -> None:
     for armed in _armed(directory).split(","):
         point, hit, action = [*armed.strip().split(":"), "", ""][:3]
         if point == name and number == int(hit or 1):
-            action = action or "kill"
-            _append(directory / "fired", f"{name} {number} {os.getpid()} {action}\n".encode())
-            # To this thread: it must not go on while some other thread is about to stop the process.
-            signal.pthread_kill(threading.get_ident(), _SIGNALS[action])
+            _fire(name, number, action or "kill", directory)
+
+
+def _fire(name: str, number: int, action: str, directory: Path) -> None:
+    _append(directory / "fired", f"{name} {number} {os.getpid()} {action}\n".encode())
+    # To this thread: it must not go on while some other thread is about to stop the process.
+    signal.pthread_kill(threading.get_ident(), _SIGNALS[action])
 
 
 def _armed(directory: Path) -> str:

@@ -173,8 +173,8 @@ class World:
 
         def at_rest() -> bool:
             with suppress(psycopg.OperationalError):
-                left = len(self.ledger.lines("arrived")) - len(self.ledger.lines("left"))
-                return left == 0 and self.sql(_RESTLESS)[0][0] == 0
+                if self.sql(_RESTLESS)[0][0] == 0:
+                    return len(self.ledger.lines("arrived")) == len(self.ledger.lines("left"))
             return False
 
         return wait_until(at_rest, seconds)
@@ -190,7 +190,7 @@ class World:
         argv = [sys.executable, "-m", "tests.chaos.verify", "--database", self.dsn]
         argv += ["--ledger", str(ledger or self.ledger.path), "--accepted", str(accepted or self.folder / "accepted")]
         argv += ["--limits", json.dumps(tools.LIMITS)]
-        argv += ["--attempts", str(tools.PATIENT)]
+        argv += ["--attempts", str(tools.PATIENT), "--lease", str(LEASE), "--fired", str(self.folder / "fired")]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.stdout, done.stderr
         return dict(json.loads(done.stdout))
@@ -222,7 +222,7 @@ def _killed_migration(env: Mapping[str, str], folder: Path) -> None:
 def world(
     seed: int = 0, *, workers: int = 2, client: Sequence[str] | None = None, env: Mapping[str, str] | None = None
 ) -> Iterator[World]:
-    """`client`: the arguments of the client beside seed and folder; None for no client."""
+    """`client`: the arguments of the client beside seed and folder; None for no client. Without workers no sweeper."""
     # Not a private directory: as root the servers run as another user.
     home, folder = Path(tempfile.mkdtemp(prefix="tq-")), Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     with ExitStack() as opened:
@@ -242,7 +242,7 @@ def world(
         }
         modules = "tests.chaos.tools"
         _killed_migration({"TURNQUEUE_DATABASE_URL": servers.database_url}, folder)
-        processes = [*_workers(folder, workers), _nursery(folder, "sweeper", "sweeper")]
+        processes = [*_workers(folder, workers), _nursery(folder, "sweeper", "sweeper")] if workers else []
         if client is not None:
             arguments = ("--seed", str(seed), "--folder", str(folder), *client)
             processes.append(_nursery(folder, "client", "client", *arguments))
