@@ -26,7 +26,7 @@ from orchestrator.settings import Settings
 TENANTS = ("north", "south", "west")
 WRITES = ("pay_keyed", "pay_both", "pay_lookup")
 _LIVE = "SELECT count(*) FROM operations WHERE ended_at IS NULL AND state NOT IN ('RECONCILING', 'WAITING_APPROVAL')"
-_ASKED = "SELECT approval_id FROM approvals WHERE state = 'PENDING'"
+_ASKED = "SELECT approval_id, tenant FROM approvals WHERE state = 'PENDING'"
 
 
 def script(seed: int, number: int) -> dict[str, Any]:
@@ -47,14 +47,21 @@ def script(seed: int, number: int) -> dict[str, Any]:
 def submit(app: App, model: httpx.Client, seed: int, number: int) -> dict[str, Any]:
     """Accept operation `number`; what goes into the log."""
     model.post("/control/scripts", json=[script(seed, number)]).raise_for_status()
+    tenant = TENANTS[number % len(TENANTS)]
     request = commands.Submission(
         profile="chaos",
         input=f"[script:chaos-{number}]",
-        tenant=TENANTS[number % len(TENANTS)],
-        subject="client",
+        tenant=tenant,
+        subject=f"{tenant}/client",
         idempotency_key=f"{seed}-{number}",
     )
-    return {"operation_id": commands.submit(app, request).operation_id, "number": number, "at": time.time()}
+    return accepted_line(app, request) | {"number": number}
+
+
+def accepted_line(app: App, request: commands.Submission) -> dict[str, Any]:
+    """Submit; the line of the log about it."""
+    operation_id = commands.submit(app, request).operation_id
+    return {"operation_id": operation_id, "tenant": request.tenant, "input": request.input, "at": time.time()}
 
 
 def accepted(folder: Path) -> list[dict[str, Any]]:
@@ -78,8 +85,8 @@ def _note(folder: Path, line: dict[str, Any]) -> None:
 def _step(app: App, model: httpx.Client, options: argparse.Namespace) -> None:
     url = (app.settings.database_url or "").replace("+psycopg", "")
     with psycopg.connect(url, autocommit=True) as connection:
-        for (approval_id,) in connection.execute(_ASKED).fetchall():
-            commands.approve(app, approval_id, by="person")
+        for approval_id, tenant in connection.execute(_ASKED).fetchall():
+            commands.approve(app, approval_id, by=f"{tenant}/person", tenant=tenant)
         live = connection.execute(_LIVE).fetchone()
     if (options.folder / "enough").exists():
         return

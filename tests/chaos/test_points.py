@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.failpoints import POINTS
+from tests.chaos.evidence import lines
 from tests.chaos.faults import LEDGER, REACHED
-from tests.chaos.verify import lines
 from tests.chaos.world import World, wait_until, world
 
 

@@ -1,5 +1,6 @@
 """The tools and the profile of the chaos workload: each kind of tool over the ledger. `CHAOS_LEDGER_URL` and
-`CHAOS_MODEL_URL` of the worker say where the ledger and the model are.
+`CHAOS_MODEL_URL` of the worker say where the ledger and the model are; CHAOS_TIMEOUT, CHAOS_ATTEMPTS and
+CHAOS_CONCLUSIVE change a request's seconds, the tools' limit of attempts, and when absence counts.
 """
 
 import os
@@ -12,12 +13,13 @@ from executors.context import Context
 from executors.outcomes import Absent, Applied, Reconciled, ToolRejected, ToolUnavailable
 from executors.registry import IdempotencyContract, Registry, ToolSpec
 from orchestrator.domain.model import Effect
-from policy.profile import Budgets, Model, Profile
+from policy.profile import ApprovalRule, Budgets, Model, Profile
 
-TIMEOUT = 4.0  # seconds of one request
-PATIENT = 60  # attempts: a chaos run kills more often than any tool's default allows
+TIMEOUT = float(os.environ.get("CHAOS_TIMEOUT", "4"))  # seconds of one request
+# Attempts: a chaos run kills more often than any tool's default allows.
+PATIENT = int(os.environ.get("CHAOS_ATTEMPTS", "60"))
 LIMITS = {"narrow": 2, "pay_both": 3}
-ENFORCED = ("pay_keyed", "pay_both", "pay_asked")
+ENFORCED = ("pay_keyed", "pay_both", "pay_free", "pay_asked", "pay_brief", "pay_two")
 
 
 class Note(BaseModel):
@@ -44,7 +46,7 @@ def _url(path: str) -> str:
 
 def _headers(ctx: Context) -> dict[str, str]:
     key = {"Idempotency-Key": ctx.idempotency_key} if ctx.idempotency_key else {}
-    return {"Attempt-Id": ctx.attempt_id, **key}
+    return {"Attempt-Id": ctx.attempt_id, "Tenant": ctx.tenant, **key}
 
 
 def _fact(tool: str) -> Any:
@@ -75,14 +77,18 @@ def _spec(name: str, effect: Effect, handler: Any, **fields: Any) -> ToolSpec:
 
 
 _KEY = IdempotencyContract()
-_SOON = timedelta(seconds=2)
+_SOON = timedelta(seconds=float(os.environ.get("CHAOS_CONCLUSIVE", "2")))
+_BRIEF = timedelta(seconds=1.5)
 TOOLS = (
     _spec("look", Effect.READ, _fact("look")),
     _spec("narrow", Effect.READ, _fact("narrow")),
     _spec("pay_keyed", Effect.CREATE, _effect("pay_keyed"), idempotency=_KEY),
     _spec("pay_both", Effect.CREATE, _effect("pay_both"), idempotency=_KEY, reconcile=_look_up, conclusive_after=_SOON),
     _spec("pay_lookup", Effect.CREATE, _effect("pay_lookup"), reconcile=_look_up, conclusive_after=_SOON),
+    _spec("pay_free", Effect.CREATE, _effect("pay_free"), idempotency=_KEY, independent=True),
     _spec("pay_asked", Effect.CREATE, _effect("pay_asked"), idempotency=_KEY, approval=True),
+    _spec("pay_brief", Effect.CREATE, _effect("pay_brief"), idempotency=_KEY, approval=True, approval_ttl=_BRIEF),
+    _spec("pay_two", Effect.CREATE, _effect("pay_two"), idempotency=_KEY),
     _spec("pay_blind", Effect.CREATE, _effect("pay_blind"), unreconcilable=True),
 )
 PROFILE = Profile(
@@ -90,6 +96,7 @@ PROFILE = Profile(
     model=Model(api="openai-responses", name="chaos", base_url="$CHAOS_MODEL_URL"),
     instructions="Do what the script says.",
     tools=tuple(spec.name for spec in TOOLS),
+    approvals=(ApprovalRule(tools=("pay_two",), approvers=2, separate=True),),
     budgets=Budgets(wall_seconds=24 * 3600.0),
 )
 

@@ -1,6 +1,7 @@
 """Checks what a run left behind, after it has come to rest. Reads only, and shares no code with the system.
 
     python -m tests.chaos.verify --database URL --ledger FILE --accepted FILE [--limits JSON] [--attempts N]
+                                 [--lease SECONDS] [--fired FILE] [--seen FILE]
 
 From the database, the ledger's file and the client's log of accepted operations; prints one JSON object:
 {"violations": [{"invariant", "what", ...}], "counts": {...}}. Exit status 1 when there is a violation.
@@ -18,12 +19,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psycopg
-from psycopg.rows import dict_row
+from tests.chaos.evidence import Evidence, Row, violation
+from tests.chaos.verify_starts import belated, unfounded, untimely
+from tests.chaos.verify_tenants import strangers
 
-Row = dict[str, Any]
 ENDED = {"COMPLETED", "REFUSED", "INCOMPLETE", "FAILED", "CANCELLED"}
-FINAL = {"succeeded", "failed", "rejected"}
 # What may follow what in an action's audit. A start follows only what says that it may be started.
 EDGES = {
     "new": {"ready", "started", "rejected"},
@@ -36,47 +36,6 @@ EDGES = {
     "rejected": set(),
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-CLOCKS = 0.05  # seconds by which two clock readings of one machine may disagree
-
-
-class Evidence:
-    """Everything that was left behind, read once."""
-
-    def __init__(self, database: str, ledger: Path, accepted: Path) -> None:
-        with psycopg.connect(database, row_factory=dict_row) as connection:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-
-            def rows(statement: Any) -> list[Row]:
-                return connection.execute(statement).fetchall()
-
-            self.operations = {row["operation_id"]: row for row in rows("SELECT * FROM operations")}
-            self.actions = {row["action_id"]: row for row in rows("SELECT * FROM actions")}
-            self.calls = {row["call_key"]: row for row in rows("SELECT * FROM calls")}
-            self.attempts = rows("SELECT * FROM attempts ORDER BY number")
-            self.approvals = rows("SELECT * FROM approvals")
-            self.decisions = rows("SELECT * FROM decisions")
-            self.audit = rows("SELECT * FROM audit ORDER BY operation_id, seq")
-            self.slots = rows("SELECT *, lease_until > clock_timestamp() AS held FROM slots")
-        self.ledger = lines(ledger)
-        self.accepted = lines(accepted)
-        self.effects = [line for line in self.ledger if line["event"] == "effect"]
-        self.by_key = Counter(line["key"] for line in self.effects)
-        self.action_of = {row["idempotency_key"]: row for row in self.actions.values()}
-
-
-def lines(path: Path) -> list[Row]:
-    """A line that its writer left half-written when it was killed was never acknowledged."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
-def violation(invariant: str, what: str, **details: Any) -> Row:
-    return {"invariant": invariant, "what": what, **details}
 
 
 def duplicates(seen: Evidence) -> Iterator[Row]:
@@ -100,6 +59,10 @@ def lost(seen: Evidence) -> Iterator[Row]:
             yield violation("I2", "accepted and not there", operation_id=line["operation_id"])
             continue
         state, name = operation["state"], operation["operation_id"]
+        if line.get("input", seen.requests[name]) != seen.requests[name]:
+            yield violation("I2", "answered with the operation of another request", operation_id=name)
+        if state in ("FAILED", "INCOMPLETE"):  # no script and no budget of these runs gives a reason for it
+            yield violation("I2", "given up", operation_id=name, state=state, reason=operation["reason"])
         waits = (state == "WAITING_APPROVAL" and name in pending) or (state == "RECONCILING" and name in review)
         if state not in ENDED and not waits and state != "WAITING_INPUT":
             yield violation("I2", "neither ended nor waiting for a person", operation_id=name, state=state)
@@ -120,35 +83,6 @@ def unresolved(seen: Evidence) -> Iterator[Row]:
             yield violation("I3", "an attempt without end", attempt_id=row["attempt_id"])
 
 
-def unfounded(seen: Evidence) -> Iterator[Row]:
-    """I4: no effect without an earlier `started` of exactly these arguments, approved where that was needed."""
-    attempts = {row["attempt_id"]: row for row in seen.attempts}
-    started = {row["body"].get("attempt_id"): row for row in seen.audit if row["kind"] == "action.started"}
-    for line in seen.effects:
-        attempt, action = attempts.get(line["attempt"]), seen.action_of.get(line["key"])
-        record = started.get(line["attempt"])
-        if attempt is None or action is None or record is None or attempt["action_id"] != action["action_id"]:
-            yield violation("I4", "effect without its start", n=line["n"], key=line["key"], attempt=line["attempt"])
-            continue
-        if record["at"].timestamp() > line["at"] + CLOCKS:
-            yield violation("I4", "effect before its start", n=line["n"], key=line["key"])
-        if not line["digest"] == action["arguments_sha256"] == record["body"]["arguments_sha256"]:
-            yield violation("I4", "other arguments than were started", n=line["n"], key=line["key"])
-        if record["body"]["digest"] != action["digest"]:
-            yield violation("I4", "another action than was started", n=line["n"], key=line["key"])
-        if action["needs_approval"]:
-            yield from _unapproved(seen, action)
-
-
-def _unapproved(seen: Evidence, action: Row) -> Iterator[Row]:
-    for row in seen.approvals:
-        if row["action_id"] == action["action_id"] and row["state"] == "CONSUMED":
-            said = {d["decision"] for d in seen.decisions if d["approval_id"] == row["approval_id"]}
-            if row["action_digest"] == action["digest"] and said == {"APPROVE"}:
-                return
-    yield violation("I4", "effect without its approval", action_id=action["action_id"])
-
-
 def untrue(seen: Evidence) -> Iterator[Row]:
     """I5: success is exactly one effect, failure and rejection none, unknown at most one."""
     allowed = {"SUCCEEDED": (1,), "UNKNOWN": (0, 1), "STARTED": (0, 1), "PENDING": (0, 1)}
@@ -156,6 +90,13 @@ def untrue(seen: Evidence) -> Iterator[Row]:
         if action["tool"] not in {"look", "narrow"} and seen.by_key[key] not in allowed.get(action["state"], (0,)):
             yield violation("I5", "state and effects disagree", key=key, tool=action["tool"],
                             state=action["state"], code=action["code"], effects=seen.by_key[key])  # fmt: skip
+    for row in seen.attempts:
+        arrivals = seen.tries[row["attempt_id"]]
+        if row["action_id"] and row["state"] == "NOT_SENT" and arrivals:
+            yield violation("I5", "said not to have been sent, and it arrived", attempt=row["attempt_id"])
+        answered = ("SUCCEEDED", "FAILED", "PENDING") if row["action_id"] else ("SUCCEEDED",)
+        if row["state"] in answered and not arrivals:
+            yield violation("I5", "an answer to what never arrived", attempt=row["attempt_id"], state=row["state"])
     for row in seen.calls.values():
         behind = seen.actions.get(row["action_id"] or "")
         if behind and row["settled_at"] and row["state"] != behind["state"]:
@@ -168,24 +109,27 @@ def overruns(seen: Evidence, limits: dict[str, int]) -> Iterator[Row]:
         if line["event"] == "arrived" and line["in_flight"] > limits.get(line["tool"], line["in_flight"]):
             yield violation("I6", "over the limit", tool=line["tool"], in_flight=line["in_flight"], n=line["n"])
     for row in seen.slots:
-        if row["held"] or (row["holder"] is not None and row["lease_until"] is None):
+        gone = (row["holder"] or "").endswith("#lost")  # a dead worker's: taken until its deadline, as it should be
+        if (row["held"] and not gone) or (row["holder"] is not None and row["lease_until"] is None):
             yield violation("I6", "a slot is held at rest", tool=row["tool"], slot=row["slot"], holder=row["holder"])
 
 
 def repeats(seen: Evidence, most: int) -> Iterator[Row]:
     """I7: only the retry owner sends again, and each time as an attempt of its own."""
-    tries = Counter(line["attempt"] for line in seen.ledger if line["event"] == "arrived")
-    for attempt, count in tries.items():
+    for attempt, count in seen.tries.items():
         if count > 1:
             yield violation("I7", "one attempt was sent more than once", attempt=attempt, arrivals=count)
     known = {row["attempt_id"] for row in seen.attempts}
-    for attempt in tries:
+    for attempt in seen.tries:
         if attempt not in known:
             yield violation("I7", "a request without attempt", attempt=attempt)
-    keys = Counter(line["key"] for line in seen.ledger if line["event"] == "arrived" and line["key"])
+    keys = Counter(line["key"] for line in seen.arrived if line["key"])
     for key, count in keys.items():
         if count > most:
             yield violation("I7", "sent too often", key=key, arrivals=count)
+    for row in seen.attempts:
+        if row["number"] > most:
+            yield violation("I7", "tried too often", attempt=row["attempt_id"], number=row["number"])
 
 
 # --- the audit -----------------------------------------------------------------------------------------------------
@@ -276,10 +220,40 @@ def fences(seen: Evidence) -> Iterator[Row]:
             yield violation("I11", "the row lags behind its attempts", subject=subject)
 
 
-def check(seen: Evidence, limits: dict[str, int], attempts: int) -> list[Row]:
-    whole = [duplicates, lost, unresolved, unfounded, untrue, chains, entries, edges, fences]
+def holders(seen: Evidence, lease: float) -> Iterator[Row]:
+    """I11: only who holds the fence records an outcome, and it is taken from nobody before the lease has run out."""
+    started: dict[str, str] = {}
+    for row in seen.audit:
+        if row["kind"] == "action.started":
+            started[row["subject_id"]] = row["actor"]
+        elif row["kind"] in _OUTCOMES:
+            by = started.pop(row["subject_id"], row["actor"])
+            if row["actor"].startswith("worker:") and row["actor"] != by:
+                yield violation(
+                    "I11", "an outcome recorded by another worker", seq=row["seq"], action=row["subject_id"]
+                )
+    for row in seen.attempts:
+        if row["state"] == "LOST" and (row["ended_at"] - row["started_at"]).total_seconds() < lease:
+            yield violation("I11", "taken from its worker before its lease ran out", attempt=row["attempt_id"])
+    last = {row["call_key"]: f"worker:{row['worker']}" for row in seen.attempts}
+    for row in seen.audit:
+        by = last.get(row["subject_id"], "") if row["kind"] == "call.settled" else ""
+        if by and row["actor"].startswith("worker:") and row["actor"] != by:
+            yield violation("I11", "a result recorded by another worker", seq=row["seq"], call=row["subject_id"])
+    for earlier, later in pairwise(seen.turns):
+        if earlier["operation_id"] == later["operation_id"] and later["fence"] <= earlier["fence"]:
+            yield violation("I11", "the fence of a turn did not grow", operation_id=later["operation_id"])
+
+
+_OUTCOMES = {f"action.{state}" for state in EDGES["started"]}
+
+
+def check(seen: Evidence, limits: dict[str, int], attempts: int, lease: float = 0.0) -> list[Row]:
+    """`lease` of the workers, in seconds; 0 leaves out what depends on it."""
+    whole = [duplicates, lost, unresolved, unfounded, untimely, untrue, chains, entries, strangers, edges, fences]
     found = [each for one in whole for each in one(seen)]
-    return [*found, *overruns(seen, limits), *repeats(seen, attempts)]
+    timed = [*holders(seen, lease), *(belated(seen, lease) if lease else [])]
+    return [*found, *overruns(seen, limits), *repeats(seen, attempts), *timed]
 
 
 def counts(seen: Evidence) -> Row:
@@ -306,9 +280,12 @@ def main() -> int:
     parser.add_argument("--accepted", type=Path, required=True)
     parser.add_argument("--limits", type=json.loads, default={})
     parser.add_argument("--attempts", type=int, default=60)
+    parser.add_argument("--lease", type=float, default=0.0, help="seconds, of the workers")
+    parser.add_argument("--fired", type=Path, help="the failpoints' own list of whom they stopped")
+    parser.add_argument("--seen", type=Path, help="what the client was shown: a line {tenant, operation_id} for each")
     options = parser.parse_args()
-    seen = Evidence(options.database, options.ledger, options.accepted)
-    violations = check(seen, options.limits, options.attempts)
+    seen = Evidence(options.database, options.ledger, options.accepted, fired=options.fired, seen=options.seen)
+    violations = check(seen, options.limits, options.attempts, options.lease)
     print(json.dumps({"violations": violations, "counts": counts(seen)}, default=str))
     return 1 if violations else 0
 
