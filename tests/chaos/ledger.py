@@ -17,8 +17,8 @@ no JSON, `late` an answer `late_s` seconds after the effect, `slow` an effect `l
 from lookups for `hide_s` seconds. Faults of a read: `before`, `status`, `late`. For a tool in `enforced` a second
 request under a key gets the first one's answer and no effect.
 
-Lines: {"event": "arrived"|"effect"|"left", "at": seconds since 1970, "tool", "key", "attempt", "tenant", "n", "in_flight",
-and for effects "digest" (of the arguments, as the system defines it) and "ref"}.
+Lines: {"event": "arrived"|"effect"|"left", "at": seconds since 1970, "tool", "key", "attempt", "tenant", "n",
+"in_flight", and for effects "digest" (of the arguments, as the system defines it) and "ref"}.
 """
 
 import argparse

@@ -190,7 +190,7 @@ class World:
         argv = [sys.executable, "-m", "tests.chaos.verify", "--database", self.dsn]
         argv += ["--ledger", str(ledger or self.ledger.path), "--accepted", str(accepted or self.folder / "accepted")]
         argv += ["--limits", json.dumps(tools.LIMITS)]
-        argv += ["--attempts", str(tools.PATIENT), "--lease", str(LEASE), "--fired", str(self.folder / "fired")]
+        argv += ["--attempts", str(tools.PATIENT), "--lease", str(self.settings.lease_seconds), "--fired", str(self.folder / "fired")]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.stdout, done.stderr
         return dict(json.loads(done.stdout))
@@ -255,7 +255,8 @@ def world(
         stack.wait_ready(PATIENCE)
         ledger.control(enforced=list(tools.ENFORCED))
         settings = Settings(
-            database_url=servers.database_url, broker_url=servers.broker_url, modules=(modules,), hint_limit=100000
-        )
+            database_url=servers.database_url, broker_url=servers.broker_url, modules=(modules,), hint_limit=100000,
+            lease_seconds=float(ours["TURNQUEUE_LEASE_SECONDS"]),
+        )  # fmt: skip
         names = tuple(process.name for process in processes)
         yield World(embedded, servers, prepare(home), ledger, model, stack, folder, settings, names)
