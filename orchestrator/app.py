@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
 
 from adapters.base import Progress
 from executors.http import shared_client
@@ -24,6 +25,7 @@ from orchestrator.settings import Settings
 from policy.profile import Profile
 from store import operations, slots
 from store.db import Database
+from store.versions import NewerVersion
 
 
 def load_registry(settings: Settings) -> Registry:
@@ -89,10 +91,14 @@ class App:
             )
 
     def profile(self, digest: str) -> Profile:
-        """The frozen recipe of an operation."""
+        """The frozen recipe of an operation. Raises NewerVersion for one with fields that we do not know."""
         if digest not in self._profiles:
             with self.database.autocommit() as connection:
-                self._profiles[digest] = Profile.model_validate(operations.profile_body(connection, digest))
+                body = operations.profile_body(connection, digest)
+            try:
+                self._profiles[digest] = Profile.model_validate(body)
+            except ValidationError:
+                raise NewerVersion(f"profile {body.get('name')!r}") from None
         return self._profiles[digest]
 
     @cached_property

@@ -35,7 +35,7 @@ def _run_next_action(app: App, queue: str) -> bool:
 
 def _run_action(app: App, action_id: str) -> bool:
     with app.database.autocommit() as connection:
-        action = actions.load(connection, action_id)
+        action = actions.load_ours(connection, action_id)
     if action is None:
         return False
     spec = app.registry.tool(action.tool)

@@ -18,7 +18,7 @@ from orchestrator.domain.model import ApprovalState, DecisionKind
 from orchestrator.ids import new_id
 from orchestrator.judge import Refuse, approval_decision, check_arguments, intent_sha256, policy_version
 from policy.base import Ask, Deny, Principal
-from store import actions, approvals, calls, operations
+from store import actions, approvals, calls, operations, versions
 from store.approvals import ApprovalRecord
 from store.records import ActionRecord, OperationRecord
 
@@ -51,6 +51,8 @@ def prepared(
             return None
         operation = operations.load(connection, approval.operation_id)
         all_actions = actions.of_operation(connection, approval.operation_id)
+    if operation is not None:
+        versions.check(operation.operation_id, operation.schema_version)
     [action] = [action for action in all_actions if action.action_id == approval.action_id]
     spec = app.registry.tool(action.tool)
     if spec is None or operation is None:

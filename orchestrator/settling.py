@@ -262,10 +262,10 @@ def _locked(
             known = actions.load(connection, action_id)
             if known is None or (tenant is not None and known.tenant != tenant):
                 raise NotFound("UNKNOWN_ACTION", f"there is no action {action_id!r}")
+            operation = operations.lock(connection, known.operation_id)
             spec = app.registry.tool(known.tool)
             if spec is None:
                 raise NotFound("UNKNOWN_TOOL", f"tool {known.tool!r} is not registered here; set TURNQUEUE_MODULES")
-            operation = operations.lock(connection, known.operation_id)
             work(unit, operation, actions.lock(connection, action_id), spec)
             return actions.lock(connection, action_id).state, unit.wakes
 

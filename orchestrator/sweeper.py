@@ -8,8 +8,9 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection
@@ -20,7 +21,7 @@ from orchestrator.app import App
 from orchestrator.auditing import Anchoring
 from orchestrator.domain import events as e
 from orchestrator.domain.action import ActionState
-from orchestrator.domain.errors import TurnqueueError
+from orchestrator.domain.errors import TurnqueueError, Unavailable
 from orchestrator.domain.model import ApprovalState, AttemptState, CallState, Reason
 from orchestrator.failpoints import failpoint
 from orchestrator.heartbeat import beat
@@ -32,6 +33,7 @@ from store.db import still_there, try_lock
 from store.records import ActionRecord, CallRecord
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 BATCH = 200
 _LOCK = 0x7471_7377  # "tqsw"
@@ -86,6 +88,19 @@ def _unit_of_work(app: App, work: Callable[[engine.Unit], bool]) -> bool:
     return changed
 
 
+def _each(rows: Iterable[T], repair: Callable[[T], bool]) -> int:
+    """How many were repaired. A row that cannot be, such as one of a newer release, must not hold up the others."""
+    repaired = 0
+    for row in rows:
+        try:
+            repaired += repair(row)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("sweeper.row_failed")
+    return repaired
+
+
 # --- leases --------------------------------------------------------------------------------------------------------
 
 
@@ -93,7 +108,7 @@ def lost_turns(app: App) -> int:
     """A worker died while it asked the model: nothing was dispatched, so the turn is asked again, or given up."""
     with app.database.autocommit() as connection:
         rows = operations.lost_turns(connection, BATCH)
-    return sum(_lost_turn(app, operation_id, fence) for operation_id, fence in rows)
+    return _each(rows, lambda row: _lost_turn(app, *row))
 
 
 def _lost_turn(app: App, operation_id: str, fence: int) -> bool:
@@ -115,7 +130,7 @@ def lost_reads(app: App) -> int:
     """A worker died while it ran a read: another may, as often as the tool allows."""
     with app.database.autocommit() as connection:
         rows = calls.lost(connection, BATCH)
-    return sum(_lost_read(app, call) for call in rows)
+    return _each(rows, lambda call: _lost_read(app, call))
 
 
 def _lost_read(app: App, call: CallRecord) -> bool:
@@ -143,7 +158,7 @@ def lost_writes(app: App) -> int:
     """A worker died between `started` and the record of the outcome: unknown, never sent again for that."""
     with app.database.autocommit() as connection:
         rows = actions.lost(connection, BATCH)
-    return sum(_lost_write(app, action) for action in rows)
+    return _each(rows, lambda action: _lost_write(app, action))
 
 
 def _lost_write(app: App, action: ActionRecord) -> bool:
@@ -176,7 +191,7 @@ def expired_approvals(app: App) -> int:
     """Nobody decided in time, or nothing started in time: the model is told and goes on."""
     with app.database.autocommit() as connection:
         rows = approvals.expired(connection, BATCH)
-    return sum(_expire(app, approval) for approval in rows)
+    return _each(rows, lambda approval: _expire(app, approval))
 
 
 def _expire(app: App, approval: approvals.ApprovalRecord) -> bool:
@@ -197,7 +212,7 @@ def expired_questions(app: App) -> int:
     """Nobody answered in time: the operation ends, for the model would have to guess."""
     with app.database.autocommit() as connection:
         rows = questions.expired(connection, BATCH)
-    return sum(_unanswered(app, question) for question in rows)
+    return _each(rows, lambda question: _unanswered(app, question))
 
 
 def _unanswered(app: App, question: questions.QuestionRecord) -> bool:
@@ -219,7 +234,7 @@ def deadlines(app: App) -> int:
     """Operations past their wall-clock budget end; what was started is still reconciled."""
     with app.database.autocommit() as connection:
         rows = operations.past_deadline(connection, BATCH)
-    return sum(_deadline(app, operation_id) for operation_id in rows)
+    return _each(rows, lambda operation_id: _deadline(app, operation_id))
 
 
 def _deadline(app: App, operation_id: str) -> bool:

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, text
 
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.model import AttemptState
-from store import slots, tables
-from store.records import ActionRecord, record
+from store import slots, tables, versions
+from store.records import ActionRecord, readable, record
 
 
 def insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -28,6 +28,13 @@ def load(connection: Connection, action_id: str) -> ActionRecord | None:
         .first()
     )
     return record(ActionRecord, row) if row else None
+
+
+def load_ours(connection: Connection, action_id: str) -> ActionRecord | None:
+    """The action that a hint names; None also where a newer release wrote it."""
+    statement = text(f"SELECT c.* FROM actions c WHERE c.action_id = :action_id AND {versions.OF_C}")
+    found = readable(ActionRecord, connection.execute(statement, {"action_id": action_id}).mappings())
+    return found[0] if found else None
 
 
 def lock(connection: Connection, action_id: str) -> ActionRecord:
@@ -58,7 +65,8 @@ def of_turn(connection: Connection, operation_id: str, turn: int) -> list[Action
 
 # --- due -----------------------------------------------------------------------------------------------------------
 
-_DUE = "c.wake_at <= clock_timestamp() AND (c.lease_until IS NULL OR c.lease_until < clock_timestamp()) "
+_FREE = "(c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
+_DUE = f"c.wake_at <= clock_timestamp() AND {_FREE} AND {versions.OF_C} "
 
 
 def next_due(connection: Connection, queue: str, skip: Sequence[str] = ()) -> str | None:
@@ -116,12 +124,11 @@ def start(
 
 
 _CHECK = text(
-    """
+    f"""
     WITH held AS (
-        UPDATE actions SET fence = fence + 1, checks = checks + 1,
+        UPDATE actions c SET fence = fence + 1, checks = checks + 1,
                lease_until = clock_timestamp() + make_interval(secs => :lease)
-        WHERE action_id = :action_id AND state IN ('UNKNOWN', 'PENDING') AND wake_at <= clock_timestamp()
-          AND (lease_until IS NULL OR lease_until < clock_timestamp())
+        WHERE action_id = :action_id AND state IN ('UNKNOWN', 'PENDING') AND {_DUE}
         RETURNING *),
     lost AS (
         UPDATE attempts a SET state = 'LOST', ended_at = clock_timestamp()
@@ -225,10 +232,10 @@ def renew(connection: Connection, held: Sequence[tuple[str, int]], lease: float)
 def lost(connection: Connection, limit: int) -> list[ActionRecord]:
     """STARTED actions whose worker's lease has run out: their outcome is unknown."""
     statement = text(
-        "SELECT * FROM actions WHERE state = 'STARTED' AND lease_until < clock_timestamp() "
-        "ORDER BY lease_until LIMIT :limit"
+        f"SELECT c.* FROM actions c WHERE c.state = 'STARTED' AND c.lease_until < clock_timestamp() AND {versions.OF_C}"
+        " ORDER BY c.lease_until LIMIT :limit"
     )
-    return [record(ActionRecord, row) for row in connection.execute(statement, {"limit": limit}).mappings()]
+    return readable(ActionRecord, connection.execute(statement, {"limit": limit}).mappings())
 
 
 def lease_expired(connection: Connection, action_id: str) -> bool:

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, text
 
 from orchestrator.domain import digests
 from orchestrator.domain.model import ApprovalState, DecisionKind
-from store import tables
-from store.records import record
+from store import tables, versions
+from store.records import readable, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,10 @@ def close(connection: Connection, action_id: str, state: ApprovalState) -> bool:
 def expired(connection: Connection, limit: int) -> list[ApprovalRecord]:
     """Open approvals past their time whose action has not started."""
     statement = text(
-        "SELECT * FROM approvals WHERE state IN ('PENDING', 'APPROVED') AND expires_at < clock_timestamp() "
-        "ORDER BY expires_at LIMIT :limit"
+        "SELECT c.* FROM approvals c WHERE c.state IN ('PENDING', 'APPROVED') AND c.expires_at < clock_timestamp() "
+        f"AND {versions.OF_C} ORDER BY c.expires_at LIMIT :limit"
     )
-    return [record(ApprovalRecord, row) for row in connection.execute(statement, {"limit": limit}).mappings()]
+    return readable(ApprovalRecord, connection.execute(statement, {"limit": limit}).mappings())
 
 
 def of_operation(connection: Connection, operation_id: str) -> list[ApprovalRecord]:

@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 
 from orchestrator.domain.model import AttemptState
-from store import slots, tables
-from store.records import CallRecord, record
+from store import slots, tables, versions
+from store.records import CallRecord, readable, record
 
 
 def insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -57,7 +57,7 @@ _CLAIM = (
     """
 )
 _PICK = "SELECT c.call_key AS id, c.tool, c.tenant, c.limited FROM calls c WHERE "
-_DUE = "c.state = 'READY' AND c.wake_at <= clock_timestamp() "
+_DUE = f"c.state = 'READY' AND c.wake_at <= clock_timestamp() AND {versions.OF_C} "
 _LOCKED = " FOR UPDATE OF c SKIP LOCKED"
 
 _CLAIM_ONE = text(
@@ -244,10 +244,10 @@ def renew(connection: Connection, held: Sequence[tuple[str, int]], lease: float)
 def lost(connection: Connection, limit: int) -> list[CallRecord]:
     """Running reads whose lease has run out."""
     statement = text(
-        "SELECT * FROM calls WHERE state = 'RUNNING' AND lease_until < clock_timestamp() "
-        "ORDER BY lease_until LIMIT :limit"
+        f"SELECT c.* FROM calls c WHERE c.state = 'RUNNING' AND c.lease_until < clock_timestamp() AND {versions.OF_C} "
+        "ORDER BY c.lease_until LIMIT :limit"
     )
-    return [record(CallRecord, row) for row in connection.execute(statement, {"limit": limit}).mappings()]
+    return readable(CallRecord, connection.execute(statement, {"limit": limit}).mappings())
 
 
 def due(connection: Connection, limit: int) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.operation import OperationState
-from store import tables
+from store import tables, versions
 from store.records import OperationRecord, record
 
 _COLUMNS = "*, clock_timestamp() AS now"
@@ -24,7 +24,7 @@ _INSERT = text(
                             caller_key, request_sha256, state, wake_at, deadline, next_seq)
     VALUES (:operation_id, :schema_version, :tenant, :subject, :scopes, :profile, :profile_digest,
             :caller_key, :request_sha256, 'READY', now(), now() + make_interval(secs => :wall_seconds), 1)
-    ON CONFLICT (tenant, caller_key) WHERE caller_key IS NOT NULL DO NOTHING
+    ON CONFLICT DO NOTHING
     RETURNING operation_id
     """
 )
@@ -36,7 +36,10 @@ def insert_profile(connection: Connection, *, digest: str, name: str, version: s
 
 
 def insert(connection: Connection, **values: Any) -> bool:
-    """A new READY operation, due now. False when the tenant has used this caller key before."""
+    """A new READY operation, due now. False when the tenant has used this caller key before, or the id is there.
+
+    Waits for another transaction that is about to make the same.
+    """
     values.setdefault("schema_version", tables.SCHEMA_VERSION)
     return connection.execute(_INSERT, values).first() is not None
 
@@ -59,13 +62,13 @@ def profile_body(connection: Connection, digest: str) -> dict[str, Any]:
 
 # --- claim ---------------------------------------------------------------------------------------------------------
 
-_CLAIM = """
+_CLAIM = f"""
     UPDATE operations SET state = 'MODEL_REQUESTED', fence = fence + 1, wake_at = NULL, turn = turn + 1,
            lease_until = clock_timestamp() + make_interval(secs => :lease), updated_at = clock_timestamp()
     WHERE operation_id = (
         SELECT operation_id FROM operations
-        WHERE {which} state IN ('READY', 'RESULTS_READY') AND wake_at <= clock_timestamp()
-          AND schema_version <= :schema_version
+        WHERE {{which}} state IN ('READY', 'RESULTS_READY') AND wake_at <= clock_timestamp()
+          AND {versions.OWN}
         ORDER BY wake_at LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING """
 _CLAIM_ONE = text(_CLAIM.format(which="operation_id = :operation_id AND") + _COLUMNS)
@@ -74,7 +77,7 @@ _CLAIM_NEXT = text(_CLAIM.format(which="wake_at IS NOT NULL AND") + _COLUMNS)
 
 def claim_turn(connection: Connection, operation_id: str | None, lease: float) -> OperationRecord | None:
     """Take the lease of the named operation if it is due, or of the one longest due when no name is given."""
-    values: dict[str, Any] = {"lease": lease, "schema_version": tables.SCHEMA_VERSION}
+    values: dict[str, Any] = {"lease": lease}
     if operation_id is None:
         row = connection.execute(_CLAIM_NEXT, values).mappings().first()
     else:
@@ -94,8 +97,13 @@ def load(connection: Connection, operation_id: str) -> OperationRecord | None:
 
 
 def lock(connection: Connection, operation_id: str) -> OperationRecord:
-    """The row, locked until the transaction ends. Lock order everywhere: operation, action, slot, call."""
-    return record(OperationRecord, connection.execute(_LOCK, {"operation_id": operation_id}).mappings().one())
+    """The row, locked until the transaction ends. Lock order everywhere: operation, action, slot, call.
+
+    Raises NewerVersion: whoever locks it means to change something.
+    """
+    row = connection.execute(_LOCK, {"operation_id": operation_id}).mappings().one()
+    versions.check(operation_id, row["schema_version"])
+    return record(OperationRecord, row)
 
 
 def lock_leased(connection: Connection, operation_id: str, fence: int) -> OperationRecord | None:
@@ -139,13 +147,15 @@ def count_read(
     connection: Connection, operation_id: str, *, revision: int, size: int, superseded_size: int, taints: bool
 ) -> OperationRecord:
     """One read of the current turn, asked under `revision`, has its result of `size` bytes; the row is locked from
-    here on. The counts stay possible for a zombie too, whose transaction is then rolled back.
+    here on. The counts stay possible for a zombie too, whose transaction is then rolled back. Raises NewerVersion.
     """
     values = {
         "operation_id": operation_id, "revision": revision, "size": size, "superseded_size": superseded_size,
         "taints": taints,
     }  # fmt: skip
-    return record(OperationRecord, connection.execute(_SETTLE_READ, values).mappings().one())
+    row = connection.execute(_SETTLE_READ, values).mappings().one()
+    versions.check(operation_id, row["schema_version"])
+    return record(OperationRecord, row)
 
 
 # --- transcript and turns ------------------------------------------------------------------------------------------
@@ -187,10 +197,9 @@ def lost_turns(connection: Connection, limit: int) -> list[tuple[str, int]]:
     """(operation_id, fence) whose lease has run out."""
     statement = text(
         "SELECT operation_id, fence FROM operations WHERE state = 'MODEL_REQUESTED' "
-        "AND lease_until < clock_timestamp() AND schema_version <= :v ORDER BY lease_until LIMIT :limit"
+        f"AND lease_until < clock_timestamp() AND {versions.OWN} ORDER BY lease_until LIMIT :limit"
     )
-    rows = connection.execute(statement, {"limit": limit, "v": tables.SCHEMA_VERSION})
-    return [(row.operation_id, row.fence) for row in rows]
+    return [(row.operation_id, row.fence) for row in connection.execute(statement, {"limit": limit})]
 
 
 def lease_expired(connection: Connection, operation_id: str) -> bool:
@@ -202,18 +211,18 @@ def lease_expired(connection: Connection, operation_id: str) -> bool:
 def past_deadline(connection: Connection, limit: int) -> list[str]:
     statement = text(
         "SELECT operation_id FROM operations WHERE ended_at IS NULL AND deadline < clock_timestamp() "
-        "AND schema_version <= :v ORDER BY deadline LIMIT :limit"
+        f"AND {versions.OWN} ORDER BY deadline LIMIT :limit"
     )
-    return list(connection.execute(statement, {"limit": limit, "v": tables.SCHEMA_VERSION}).scalars())
+    return list(connection.execute(statement, {"limit": limit}).scalars())
 
 
 def due(connection: Connection, limit: int) -> list[str]:
     """Operations whose next turn may be asked now, longest due first."""
     statement = text(
         "SELECT operation_id FROM operations WHERE wake_at <= clock_timestamp() "
-        "AND schema_version <= :v ORDER BY wake_at LIMIT :limit"
+        f"AND {versions.OWN} ORDER BY wake_at LIMIT :limit"
     )
-    return list(connection.execute(statement, {"limit": limit, "v": tables.SCHEMA_VERSION}).scalars())
+    return list(connection.execute(statement, {"limit": limit}).scalars())
 
 
 # --- people --------------------------------------------------------------------------------------------------------

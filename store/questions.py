@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.model import QuestionState
-from store import tables
-from store.records import CallRecord, record
+from store import tables, versions
+from store.records import CallRecord, readable, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ def expire(connection: Connection, question_id: str) -> CallRecord | None:
 def expired(connection: Connection, limit: int) -> list[QuestionRecord]:
     """Open questions past their time."""
     statement = text(
-        "SELECT * FROM questions WHERE state = 'PENDING' AND expires_at < clock_timestamp() "
-        "ORDER BY expires_at LIMIT :limit"
+        "SELECT c.* FROM questions c WHERE c.state = 'PENDING' AND c.expires_at < clock_timestamp() "
+        f"AND {versions.OF_C} ORDER BY c.expires_at LIMIT :limit"
     )
-    return [record(QuestionRecord, row) for row in connection.execute(statement, {"limit": limit}).mappings()]
+    return readable(QuestionRecord, connection.execute(statement, {"limit": limit}).mappings())
 
 
 def of_operation(connection: Connection, operation_id: str) -> list[QuestionRecord]:

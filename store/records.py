@@ -1,17 +1,21 @@
 """Rows as frozen values, so that what the code reads of a table is written down and typed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal
 from functools import cache
 from typing import Any, TypeVar, cast
 
+import structlog
 from sqlalchemy import RowMapping
 
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.model import CallState, Effect
 from orchestrator.domain.operation import OperationState
+from store.versions import NewerVersion
 
+log = structlog.get_logger()
 R = TypeVar("R")
 
 
@@ -21,8 +25,22 @@ def _names(cls: Any) -> tuple[str, ...]:
 
 
 def record(cls: type[R], row: RowMapping) -> R:
-    """Build `cls` from a row that has at least its columns."""
-    return cls(**{name: row[name] for name in _names(cast(Any, cls))})
+    """Build `cls` from a row that has at least its columns. Raises NewerVersion for a state that we do not know."""
+    try:
+        return cls(**{name: row[name] for name in _names(cast(Any, cls))})
+    except ValueError:
+        raise NewerVersion(str(row[_names(cast(Any, cls))[0]])) from None
+
+
+def readable(cls: type[R], rows: Iterable[RowMapping]) -> list[R]:
+    """Those of a batch that we can read: one row of a newer release must not keep the others from their repair."""
+    found = []
+    for row in rows:
+        try:
+            found.append(record(cls, row))
+        except NewerVersion as error:
+            log.warning("row.unreadable", code=error.code, kind=cls.__name__, problem=error.message)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +48,7 @@ class OperationRecord:
     """`now` is the database clock at the time of reading."""
 
     operation_id: str
+    schema_version: int
     tenant: str
     subject: str
     scopes: list[str]
