@@ -129,11 +129,11 @@ def _out_of_turn(
 
 def belated(seen: Evidence, lease: float) -> Iterator[Row]:
     """Who was stopped between `started` and its last look at the lease, which then ran out, sent nothing any more."""
-    stopped = {pid for point, _, pid, action, *_ in seen.fired if action == "stop" and point == "write.after_started"}
+    stopped = [[pid] for point, _, pid, action in seen.fired if action == "stop" and point == "write.after_started"]
     attempts = {row["attempt_id"]: row for row in seen.attempts}
     for line in seen.arrived:
         attempt = attempts.get(line["attempt"])
-        if attempt is None or attempt["action_id"] is None or attempt["worker"].split(":")[1] not in stopped:
-            continue
+        if attempt is None or attempt["action_id"] is None or attempt["worker"].split(":")[1:-1] not in stopped:
+            continue  # a worker is HOST:PID:BOOT
         if line["at"] > attempt["started_at"].timestamp() + lease:
             yield violation("I4", "sent without a lease", n=line["n"], attempt=line["attempt"])

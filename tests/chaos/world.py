@@ -190,7 +190,8 @@ class World:
         argv = [sys.executable, "-m", "tests.chaos.verify", "--database", self.dsn]
         argv += ["--ledger", str(ledger or self.ledger.path), "--accepted", str(accepted or self.folder / "accepted")]
         argv += ["--limits", json.dumps(tools.LIMITS)]
-        argv += ["--attempts", str(tools.PATIENT), "--lease", str(self.settings.lease_seconds), "--fired", str(self.folder / "fired")]
+        argv += ["--attempts", str(tools.PATIENT), "--lease", str(self.settings.lease_seconds)]
+        argv += ["--fired", str(self.folder / "fired")]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.stdout, done.stderr
         return dict(json.loads(done.stdout))
