@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from rich.console import Console
 
-from orchestrator.domain.errors import Conflict, NotFound, TurnqueueError, Unavailable, UserError
+from orchestrator.domain.errors import CommitUnknown, Conflict, NotFound, TurnqueueError, Unavailable, UserError
 
 PIPE_WIDTH = 200  # columns
 
@@ -68,12 +68,14 @@ def print_json(value: object) -> None:
 def reported(as_json: bool) -> Iterator[None]:
     """Within the block an error ends the program with one line `CODE: message` on stderr and its exit code.
 
-    With `as_json` standard output holds `{"error": {"code", "message"}}` besides.
+    With `as_json` standard output holds `{"error": {"code", "message"}}` besides, and "operation_id" where a change to
+    that operation may have been saved.
     """
     try:
         yield
     except TurnqueueError as error:
-        _leave(exit_code(error), error.code, error.message, as_json)
+        known = {"operation_id": error.operation_id} if isinstance(error, CommitUnknown) else {}
+        _leave(exit_code(error), error.code, error.message, as_json, **known)
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED, "INTERRUPTED", "stopped by Ctrl-C", as_json)
     except BrokenPipeError:
@@ -102,10 +104,10 @@ def exit_code(error: TurnqueueError) -> Exit:
             return Exit.BAD_FIELD
 
 
-def _leave(code: Exit, name: str, message: str, as_json: bool) -> None:
+def _leave(code: Exit, name: str, message: str, as_json: bool, **known: str | None) -> None:
     line = message.strip().split("\n", 1)[0]  # what follows is the end of a log that the line names
     if as_json:
-        print_json({"error": {"code": name, "message": line}})
+        print_json({"error": {"code": name, "message": line, **known}})
     say(f"{name}: {line}")
     raise SystemExit(code) from None
 

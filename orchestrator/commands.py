@@ -40,14 +40,18 @@ def submit(app: App, request: Submission, envelope: Envelope | None = None) -> S
     """Create an operation, due at once. Same key and same request: the same operation.
 
     Raises NotFound UNKNOWN_PROFILE, Conflict IDEMPOTENCY_CONFLICT (same key, other request) and, with an envelope,
-    Conflict ENVELOPE_NONCE_REUSED. The very same envelope again gives the operation that it made before.
+    Conflict ENVELOPE_NONCE_REUSED. The very same envelope again gives the operation that it made before. Unavailable
+    means not accepted, but CommitUnknown perhaps accepted, as its `operation_id`: look, or repeat it with the same key.
     """
     profile = app.registry.profile(request.profile)
     if profile is None:
         known = ", ".join(sorted(p.name for p in app.registry.profiles)) or "none are registered"
         raise NotFound("UNKNOWN_PROFILE", f"profile {request.profile!r} is not registered; known: {known}")
     stored = profile.digest in app.stored_profiles
-    created = app.database.transact(lambda connection: _insert(connection, profile, request, envelope, stored))
+    operation_id = new_id("op")  # the same in every try, so that one whose COMMIT was not answered is known again
+    created = app.database.transact(
+        lambda connection: _insert(connection, operation_id, profile, request, envelope, stored)
+    )
     app.stored_profiles.add(profile.digest)
     if created.created:
         failpoint("submit.committed")
@@ -56,16 +60,20 @@ def submit(app: App, request: Submission, envelope: Envelope | None = None) -> S
 
 
 def _insert(
-    connection: Connection, profile: Profile, request: Submission, envelope: Envelope | None, known_profile: bool
+    connection: Connection,
+    operation_id: str,
+    profile: Profile,
+    request: Submission,
+    envelope: Envelope | None,
+    known_profile: bool,
 ) -> Submitted:
-    operation_id = new_id("op")
     asked = {
         "profile": request.profile, "input": request.input, "tenant": request.tenant, "subject": request.subject,
         "scopes": sorted(request.scopes),
     }  # fmt: skip
     request_sha256 = digests.sha256("submission-v1", asked)
     if envelope and (used := envelopes.lock(connection, envelope.sender, envelope.nonce)):
-        return _repeated(used, request_sha256)
+        return Submitted(operation_id, created=True) if used[0] == operation_id else _repeated(used, request_sha256)
     if not known_profile:
         body = digests.canonical(profile.model_dump(mode="json")).decode()
         operations.insert_profile(
@@ -84,7 +92,7 @@ def _insert(
         wall_seconds=profile.budgets.wall_seconds,
     )
     if not inserted:
-        return _existing(connection, request, request_sha256)
+        return _existing(connection, operation_id, request, request_sha256)
     row = {"operation_id": operation_id, "seq": 0, "turn": 0, "kind": "user", "body": {"text": request.input}}
     operations.insert_items(connection, [row])
     sender = envelope.sender if envelope else None
@@ -102,7 +110,9 @@ def _repeated(used: tuple[str, str], request_sha256: str) -> Submitted:
     return Submitted(used[0], created=False, replayed=True)
 
 
-def _existing(connection: Connection, request: Submission, request_sha256: str) -> Submitted:
+def _existing(connection: Connection, operation_id: str, request: Submission, request_sha256: str) -> Submitted:
+    if operations.load(connection, operation_id) is not None:  # an earlier try of this very submission
+        return Submitted(operation_id, created=True)
     found = operations.find_by_caller_key(connection, request.tenant, request.idempotency_key or "")
     if found is None:
         raise AssertionError("the key conflicted, so its row exists")

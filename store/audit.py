@@ -1,7 +1,8 @@
 """The append-only audit: one row per fact, written in the transaction that makes it one, chained per operation."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -20,6 +21,15 @@ class Entry:
     actor: str
     subject_id: str | None = None
     body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link of a chain. No other transaction can have made it: its digest covers the clock and what came before."""
+
+    operation_id: str
+    seq: int
+    sha256: str
 
 
 # One statement, however many entries. `link` starts at the chain's head and adds one link per entry, in order; the
@@ -52,8 +62,10 @@ _APPEND = text(
     SELECT :operation_id, seq, tenant, kind, subject_id, CAST(:actor AS text), CAST(body AS jsonb), at, digest, prev,
            sha256
     FROM link WHERE n > 0
+    RETURNING seq, sha256
     """
 )
+_LINKS = "audit.links"  # of a connection's `info`
 
 
 def append(connection: Connection, entries: Sequence[Entry]) -> None:
@@ -69,9 +81,41 @@ def append(connection: Connection, entries: Sequence[Entry]) -> None:
             "bodies": [json.dumps(e.body) for e in rows],
             "digests": [chain.entry_sha256(operation_id, e.kind, e.subject_id, actor, e.body) for e in rows],
         }
-        if connection.execute(_APPEND, values).rowcount != len(rows):
+        added = [Link(operation_id, row.seq, row.sha256) for row in connection.execute(_APPEND, values)]
+        if len(added) != len(rows):
             raise AssertionError("an audited operation exists")
+        connection.info.get(_LINKS, []).append(max(added, key=lambda link: link.seq))
 
+
+# --- evidence of a commit ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watched(connection: Connection) -> Iterator[list[Link]]:
+    """Collects the last link of each `append` on the connection within the block."""
+    links: list[Link] = []
+    info = connection.info
+    info[_LINKS] = links
+    try:
+        yield links
+    finally:
+        info.pop(_LINKS, None)
+
+
+def has(connection: Connection, link: Link) -> bool:
+    """Whether the transaction that added the link has committed; waits until it has ended one way or the other.
+
+    It held the operation's row lock, unless it made the row.
+    """
+    values = {"operation_id": link.operation_id, "seq": link.seq, "sha256": link.sha256}
+    connection.execute(text("SELECT 1 FROM operations WHERE operation_id = :operation_id FOR UPDATE"), values)
+    statement = text(
+        "SELECT EXISTS (SELECT 1 FROM audit WHERE operation_id = :operation_id AND seq = :seq AND sha256 = :sha256)"
+    )
+    return bool(connection.execute(statement, values).scalar())
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
 
 _OF_OPERATION = text("SELECT * FROM audit WHERE operation_id = :operation_id ORDER BY seq")
 

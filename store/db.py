@@ -1,35 +1,74 @@
 """Database access: one lazily opened engine per process, transactions, and one place that maps driver errors."""
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from itertools import count
+from typing import Any, Generic, TypeVar
 
+import psycopg
 import tenacity
-from sqlalchemy import Connection, Engine, create_engine, exc, text
+from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 
-from orchestrator.domain.errors import Unavailable
+from orchestrator.domain.errors import CommitUnknown, Unavailable
+from store import audit
 
 T = TypeVar("T")
+_UNREACHABLE = "DATABASE_UNREACHABLE"
 
 # serialization_failure, deadlock_detected, lock_not_available: the transaction did not happen and may be tried again.
 _TRY_AGAIN = frozenset({"40001", "40P01", "55P03"})
-# Bounds that keep a stuck statement or a half-open connection from holding a worker's thread for ever.
-_OPTIONS = "-c statement_timeout=30000 -c lock_timeout=10000 -c idle_in_transaction_session_timeout=60000"
+_TOO_SLOW = "57014"  # query_canceled, by statement_timeout
+# Bounds that keep a stuck statement or a half-open connection from holding a worker's thread, or the session of a dead
+# client its locks, for ever. The server's keepalives are the system's otherwise: two hours.
+_OPTIONS = (
+    "-c statement_timeout=30000 -c lock_timeout=10000 -c idle_in_transaction_session_timeout=60000 "
+    "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3 -c tcp_user_timeout=60000"
+)
+_CONNECT = {
+    "options": _OPTIONS, "connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
+    "tcp_user_timeout": 60000,
+}  # fmt: skip
+ANSWER_SECONDS = 45.0  # the server gives up a statement after 30; one that says nothing for longer is not there
+LOOK_SECONDS = 10.0  # for finding out whether a transaction happened whose COMMIT was not answered
 
 
-def _sqlstate(error: BaseException) -> str | None:
+class _Bounded(psycopg.Connection[Any]):
+    """Waits for no answer for ever: the machine at the other end may take packets and serve nothing."""
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        try:
+            return super().wait(gen, interval, ANSWER_SECONDS if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout:
+            if timeout is not None:  # the driver's own
+                raise
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"no answer within {ANSWER_SECONDS:g} s") from None
+
+
+def _sqlstate(error: BaseException | None) -> str | None:
     return getattr(getattr(error, "orig", None), "sqlstate", None)
 
 
 def _may_try_again(error: BaseException) -> bool:
-    return isinstance(error, exc.DBAPIError) and _sqlstate(error) in _TRY_AGAIN
+    return isinstance(error, Unavailable) and _sqlstate(error.__cause__) in _TRY_AGAIN
 
 
 def _is_unreachable(error: exc.DBAPIError) -> bool:
     """No SQLSTATE (never connected, or lost), class 08 (connection) or 57P0x (server shutting down)."""
     state = _sqlstate(error)
     return isinstance(error, exc.OperationalError) and (state is None or state[:2] == "08" or state[:4] == "57P0")
+
+
+@dataclass(slots=True)
+class _Tried(Generic[T]):
+    """What `work` returned, and the last link that it added to an audit chain, when only the COMMIT was left to do."""
+
+    result: list[T] = field(default_factory=list)
+    link: audit.Link | None = None
 
 
 class Database:
@@ -41,21 +80,30 @@ class Database:
 
     @cached_property
     def engine(self) -> Engine:
-        return create_engine(
+        engine = create_engine(
             self.url,
             pool_size=self._pool_size,
             max_overflow=0,
             pool_timeout=30,
             pool_recycle=1800,
             hide_parameters=True,  # values belong into no log
-            connect_args={"options": _OPTIONS, "connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10},
+            connect_args=_CONNECT,
         )
+        event.listen(engine, "do_connect", _connect)
+        return engine
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction. An error at COMMIT means unknown, never failed: the caller's lease and the row decide."""
-        with _mapped(), self.engine.begin() as connection:
-            yield connection
+        """One transaction. Raises CommitUnknown when COMMIT was sent and not answered: it may have happened."""
+        committing = False
+        try:
+            with _mapped(), self.engine.begin() as connection:
+                yield connection
+                committing = True
+        except Unavailable as error:
+            if committing and error.code == _UNREACHABLE:
+                raise CommitUnknown(error.message) from error
+            raise
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
@@ -69,8 +117,36 @@ class Database:
         with _mapped(), self._repeatable.begin() as connection:
             yield connection
 
-    def transact(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction, again after a deadlock or serialization failure. `work` must do no other I/O."""
+    def transact(self, work: Callable[[Connection], T], *, again: float = 0.0) -> T:
+        """Run `work` in a transaction, once. `work` must do no other I/O: it is run again where its transaction did not
+        happen, after a deadlock or serialization failure, and for `again` seconds while the server is away; at least
+        once, since a connection of the pool may have died unnoticed.
+
+        A COMMIT without answer is looked up: the last entry that `work` added to an audit is there, or it did not
+        happen. Raises CommitUnknown when that cannot be found out, or there was no entry; Unavailable when it did not
+        happen.
+        """
+        until = time.monotonic() + again
+        give_up = time.monotonic() + LOOK_SECONDS
+        for number in count():
+            tried: _Tried[T] = _Tried()
+            try:
+                return self._once(work, tried)
+            except CommitUnknown as lost:
+                if tried.link is None:
+                    raise
+                if self._happened(tried.link, lost):
+                    return tried.result[-1]
+                if time.monotonic() > max(give_up, until):
+                    raise Unavailable(_UNREACHABLE, lost.reason) from lost
+            except Unavailable as error:
+                if error.code != _UNREACHABLE or (number and time.monotonic() > until):
+                    raise
+                if number:
+                    _pause()
+        raise AssertionError("unreachable")
+
+    def _once(self, work: Callable[[Connection], T], tried: _Tried[T]) -> T:
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_try_again),
             stop=tenacity.stop_after_attempt(5),
@@ -78,8 +154,24 @@ class Database:
             reraise=True,
         ):
             with attempt, self.transaction() as connection:
-                return work(connection)
+                tried.link = None
+                with audit.watched(connection) as links:
+                    tried.result.append(work(connection))
+                tried.link = links[-1] if links else None
+                return tried.result[-1]
         raise AssertionError("unreachable")
+
+    def _happened(self, link: audit.Link, lost: CommitUnknown) -> bool:
+        """Whether the transaction that added this link has committed. Raises CommitUnknown."""
+        until = time.monotonic() + LOOK_SECONDS
+        while True:
+            try:
+                with self.transaction() as connection:
+                    return audit.has(connection, link)
+            except Unavailable as error:
+                if time.monotonic() > until:
+                    raise CommitUnknown(lost.reason, link.operation_id) from error
+                _pause()
 
     @cached_property
     def _autocommit(self) -> Engine:
@@ -110,10 +202,20 @@ def _mapped() -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         if _is_unreachable(error):
-            raise Unavailable("DATABASE_UNREACHABLE", f"the database does not answer: {_first_line(error)}") from error
+            raise Unavailable(_UNREACHABLE, f"the database does not answer: {_first_line(error)}") from error
+        if _sqlstate(error) in _TRY_AGAIN | {_TOO_SLOW}:
+            raise Unavailable("DATABASE_BUSY", f"the database is busy: {_first_line(error)}") from error
         raise
     except exc.TimeoutError as error:
         raise Unavailable("DATABASE_BUSY", "no database connection became free in time") from error
+
+
+def _connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> psycopg.Connection[Any]:
+    return _Bounded.connect(*arguments, **options)
+
+
+def _pause() -> None:
+    time.sleep(random.uniform(0.05, 0.3))  # noqa: S311 - so that not every thread comes back at once
 
 
 def _first_line(error: exc.DBAPIError) -> str:

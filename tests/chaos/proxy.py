@@ -5,9 +5,11 @@
 The first line of its output is `listening on ADDRESS, control on HOST:PORT`. Each line that is sent to the control
 port is an order, a JSON object, and is answered with the counts, one too:
 
-    {"faults": {KIND: probability}, "delay_s": seconds at most, "refuse": bool, "reset_all": true}
+    {"faults": {KIND: probability}, "times": N, "then": {KIND: probability}, "delay_s": seconds at most,
+     "refuse": bool, "reset_all": true}
 
-all optional. Without an order nothing goes wrong. Drawn for each connection:
+all optional; after `times` faults those of `then` go on, none where it is not given. Without an order nothing goes
+wrong. Drawn for each connection:
 
     drop        taken and closed at once
 
@@ -22,6 +24,7 @@ drawn for each chunk of either direction:
 and with --postgres, drawn for each statement that may be cut (see `proxy_postgres`):
 
     commit      COMMIT of a transaction that has changed something: passed on, its answer awaited, the client reset
+    uncommitted COMMIT of such a transaction: not passed on, both sides reset, which looks the same to the client
     answer      a statement outside of a transaction that changes something: the same
 
 A commit counts as cut only when the server has said that it is durable. `refuse` closes the listening socket, as if

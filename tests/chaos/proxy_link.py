@@ -14,7 +14,7 @@ from tests.chaos.proxy_postgres import Session
 
 CONNECTION_KINDS = ("drop",)
 CHUNK_KINDS = ("delay", "reset", "half", "swallow", "blackhole")
-POSTGRES_KINDS = ("commit", "answer")
+POSTGRES_KINDS = ("commit", "uncommitted", "answer")
 KINDS = (*CONNECTION_KINDS, *CHUNK_KINDS, *POSTGRES_KINDS)
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds: close sends RST
 
@@ -27,12 +27,30 @@ class Weather:
         self.faults: dict[str, float] = {}
         self.delay_s = 0.2
         self.counts: Counter[str] = Counter()
+        self._times: int | None = None  # how many more faults; None: no limit
+        self._then: dict[str, float] = {}
+
+    def change(self, faults: Mapping[str, float], times: int | None, then: Mapping[str, float]) -> None:
+        """From now on, for so many faults; and what comes after them."""
+        if unknown := {*faults, *then} - {*KINDS}:
+            raise ValueError(f"unknown faults {sorted(unknown)}")
+        self.faults, self._times, self._then = dict(faults), times, dict(then)
+
+    def probability(self, kind: str) -> float:
+        return self.faults.get(kind, 0.0)
+
+    def happened(self, kind: str) -> None:
+        self.counts[kind] += 1
+        if self._times is not None:
+            self._times -= 1
+            if self._times == 0:
+                self.faults, self._times = self._then, None
 
     def draw(self, chosen: random.Random, kinds: tuple[str, ...]) -> str:
         """One of these kinds; "" for none."""
         drawn = chosen.random()
         for kind in kinds:
-            drawn -= self.faults.get(kind, 0.0)
+            drawn -= self.probability(kind)
             if drawn < 0:
                 return kind
         return ""
@@ -125,7 +143,7 @@ class Link:
             return
         self._relay.links.add(self)
         if kind := self._weather.draw(self._random, CONNECTION_KINDS):
-            self._weather.counts[kind] += 1
+            self._weather.happened(kind)
             self._client.close()
             return
         self._client.pause("connecting")
@@ -164,7 +182,8 @@ class Link:
             if not data:
                 return
         kind = self._weather.draw(self._random, CHUNK_KINDS)
-        self._weather.counts.update([kind] if kind else [])
+        if kind:
+            self._weather.happened(kind)
         match kind:
             case "delay":
                 side.pause("delay")
@@ -197,17 +216,21 @@ class Link:
         if side is self._client:
             forward, back = session.ask(data)
             self._client.write(back)
+            if session.uncommitted:
+                self._weather.happened("uncommitted")
+                self.reset()
+                return b""
             return forward
         verdict = session.answer(data)
         self._weather.counts["commits"] += session.commits
         session.commits = 0
         if verdict.cut:
-            self._weather.counts[verdict.cut] += 1
+            self._weather.happened(verdict.cut)
             self.reset()
         return verdict.forward
 
     def _choose(self, kind: str) -> bool:
-        return self._random.random() < self._weather.faults.get(kind, 0.0)
+        return self._random.random() < self._weather.probability(kind)
 
 
 class Relay:
@@ -248,10 +271,8 @@ class Relay:
         return self._listen
 
     async def obey(self, order: Mapping[str, Any]) -> dict[str, int]:
-        unknown = set(order.get("faults", {})) - set(KINDS)
-        if unknown:
-            raise ValueError(f"unknown faults {sorted(unknown)}")
-        self.weather.faults = dict(order.get("faults", self.weather.faults))
+        if "faults" in order:
+            self.weather.change(order["faults"], order.get("times"), order.get("then", {}))
         self.weather.delay_s = order.get("delay_s", self.weather.delay_s)
         if order.get("refuse") is True and self._server is not None:
             self._server.close()

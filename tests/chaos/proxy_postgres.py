@@ -43,10 +43,12 @@ class Verdict:
 
 @dataclass
 class Session:
-    """`choose(kind)` draws whether to cut the answer of a "commit", or of another statement ("answer")."""
+    """`choose(kind)` draws whether to cut the answer of a "commit", or of another statement ("answer"), or to keep a
+    commit from the server ("uncommitted")."""
 
     choose: Callable[[str], bool]
     commits: int = 0  # that changed something and whose answer went through
+    uncommitted: bool = False  # what was asked last must not reach the server
     _started: bool = False
     _greeting: bytes = b""
     _asked: Frames = field(default_factory=Frames)
@@ -105,6 +107,8 @@ class Session:
             self._commit = self._changed
             if self._changed and self.choose("commit"):
                 self._held = "commit"
+            elif self._changed and self.choose("uncommitted"):
+                self.uncommitted = True
             return
         if _CHANGES.search(text):
             self._changed = True

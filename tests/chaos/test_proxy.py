@@ -58,6 +58,15 @@ def test_a_commit_is_cut_after_it_is_durable(url: str, postgres: Proxy) -> None:
     assert numbers(url, 0, 200) == 200
 
 
+def test_a_commit_that_does_not_arrive(url: str, postgres: Proxy) -> None:
+    postgres.control(faults={"uncommitted": 1.0})
+    for n in range(5000, 5020):
+        with pytest.raises(psycopg.OperationalError), psycopg.connect(through(url, postgres.address)) as connection:
+            connection.execute("INSERT INTO numbers VALUES (%s)", (n,))
+    assert postgres.counts()["uncommitted"] == 20
+    assert numbers(url, 5000, 5020) == 0
+
+
 def test_a_commit_of_the_extended_protocol_too(url: str, postgres: Proxy) -> None:
     postgres.control(faults={"commit": 1.0})
     with closing(psycopg.connect(through(url, postgres.address))) as connection:
