@@ -1,6 +1,7 @@
 """Bring the database to this version's schema: `python -m store.migrate`. Safe to run from many processes at once."""
 
 import sys
+import time
 from pathlib import Path
 
 from alembic import command
@@ -10,7 +11,7 @@ from sqlalchemy import Connection, text
 from orchestrator.domain.errors import TurnqueueError
 from orchestrator.failpoints import failpoint
 from orchestrator.settings import Settings
-from store.db import Database
+from store.db import Database, try_lock
 
 _LOCK = 0x7571_6D69  # "tqmi": one migration at a time
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -26,9 +27,8 @@ def alembic_config(connection: Connection) -> Config:
 def migrate(database: Database) -> None:
     """Apply what is missing. Waits for another process that is migrating; gives up on busy tables after 4 s each."""
     with database.autocommit() as guard:
-        guard.execute(text("SET statement_timeout = 0"))
-        guard.execute(text("SET lock_timeout = 0"))
-        guard.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK})
+        while not try_lock(guard, _LOCK):  # a waiting statement would run into its timeout
+            time.sleep(0.2)
         try:
             with database.transaction() as connection:
                 connection.execute(text("SET LOCAL lock_timeout = '4s'"))
