@@ -5,6 +5,7 @@ tells apart "nothing was sent" from "may have arrived". It follows no redirect a
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +28,12 @@ def shared_client() -> httpx.Client:
 
 @dataclass(slots=True)
 class ScopedClient:
-    """One attempt's HTTP. `deadline` is on `time.monotonic`'s clock."""
+    """One attempt's HTTP. `deadline` is on `time.monotonic`'s clock; `held` says whether the attempt is still ours."""
 
     client: httpx.Client
     deadline: float
     headers: dict[str, str] = field(default_factory=dict)
+    held: Callable[[], bool] = lambda: True
     sent_unsafe: bool = False  # a request that may change something has left in this attempt
 
     def get(self, url: str, **options: Any) -> httpx.Response:
@@ -49,10 +51,13 @@ class ScopedClient:
         """Send one request and read the whole answer, whatever its status.
 
         Raises NotSent when nothing of this or an earlier changing request of the attempt has left, ToolUnavailable
-        when it may have arrived (timeout, lost connection, oversize answer).
+        when it may have arrived (timeout, lost connection, oversize answer). An attempt whose lease is lost sends
+        nothing more.
         """
         unsafe = method.upper() not in _SAFE
         try:
+            if not self.held():
+                raise httpx.PoolTimeout("lease lost before sending")
             return self._exchange(method, url, {**self.headers, **(headers or {})}, unsafe, options)
         except _NOTHING_SENT as error:
             if self.sent_unsafe:

@@ -107,7 +107,9 @@ def run_write(spec: ToolSpec, arguments: dict[str, Any], ctx: Context) -> WriteO
         return Rejected(results.clean(refusal.code), results.clean(refusal.message))
     except NotSent:
         # The scoped client knows of every request of the attempt; a handler that used another one cannot claim this.
-        return Lost("TOOL_UNAVAILABLE") if ctx.http.sent_unsafe else Unsent("TOOL_UNREACHABLE")
+        if ctx.http.sent_unsafe:
+            return Lost("TOOL_UNAVAILABLE")
+        return Unsent("TOOL_UNREACHABLE" if ctx.http.held() else "LEASE_LOST")
     except ToolUnavailable:
         return Lost("TOOL_UNAVAILABLE")
     except results.BadResult:

@@ -5,10 +5,10 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from pydantic import ValidationError
@@ -26,6 +26,9 @@ from policy.profile import Profile
 from store import operations, slots
 from store.db import Database
 from store.versions import NewerVersion
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 
 def load_registry(settings: Settings) -> Registry:
@@ -90,10 +93,13 @@ class App:
                 [(w.queue, f"tool.{w.tool}" if w.tool else "turnqueue.advance", w.row_id) for w in wakes]
             )
 
-    def profile(self, digest: str) -> Profile:
-        """The frozen recipe of an operation. Raises NewerVersion for one with fields that we do not know."""
+    def profile(self, digest: str, open_connection: "Connection | None" = None) -> Profile:
+        """The frozen recipe of an operation. Raises NewerVersion for one with fields that we do not know.
+
+        Whoever has a connection open gives it: waiting for a second one, all of a small pool could wait for each other.
+        """
         if digest not in self._profiles:
-            with self.database.autocommit() as connection:
+            with nullcontext(open_connection) if open_connection else self.database.autocommit() as connection:
                 body = operations.profile_body(connection, digest)
             try:
                 self._profiles[digest] = Profile.model_validate(body)

@@ -13,6 +13,7 @@ from executors.run import (
 from orchestrator import attempt, consequences, engine
 from orchestrator.app import App
 from orchestrator.failpoints import failpoint
+from orchestrator.leases import Lease
 from policy.base import Principal
 from store import actions, operations
 from store.records import ActionRecord, OperationRecord
@@ -28,19 +29,21 @@ def check(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
     if held is None or operation is None:
         return False
     with app.leases.hold("action", held.action_id, held.fence, since) as lease:
-        outcome = _ask_downstream(app, spec, operation, held) if lease.held() else Lost("LEASE_LOST")
+        outcome = _ask_downstream(app, spec, operation, held, lease) if lease.held() else Lost("LEASE_LOST")
         failpoint("check.answered")
         _record_check(app, spec, held, outcome)
     return True
 
 
-def _ask_downstream(app: App, spec: ToolSpec, operation: OperationRecord, action: ActionRecord) -> CheckOutcome:
+def _ask_downstream(
+    app: App, spec: ToolSpec, operation: OperationRecord, action: ActionRecord, lease: Lease
+) -> CheckOutcome:
     principal = Principal(operation.tenant, operation.subject, frozenset(operation.scopes))
     row = {
         "operation_id": action.operation_id, "attempt_id": f"{action.action_id}:check:{action.checks}",
         "action_id": action.action_id, "idempotency_key": action.idempotency_key,
     }  # fmt: skip
-    context = attempt.context(app, spec, principal, row, min(spec.timeout, CHECK_TIMEOUT))
+    context = attempt.context(app, spec, principal, row, min(spec.timeout, CHECK_TIMEOUT), lease)
     return run_check(spec, action.arguments, action.idempotency_key, action.external_ref, context)
 
 

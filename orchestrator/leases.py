@@ -17,6 +17,7 @@ from store.db import Database
 
 log = structlog.get_logger()
 Kind = Literal["operation", "call", "action"]
+CLOSE_SECONDS = 2.0  # for a renewal that is under way; a database that hangs must not hold up the end of a process
 _RENEW: dict[Kind, Callable[[Connection, Sequence[tuple[str, int]], float], set[tuple[str, int]]]] = {
     "operation": operations.renew,
     "call": calls.renew,
@@ -38,10 +39,13 @@ class Lease:
 
 
 class LeaseKeeper:
-    """Renews at a third of the lease. The thread starts with the first lease and is a daemon."""
+    """Renews at a third of the lease. The thread starts with the first lease and is a daemon.
+
+    It has a connection of its own: work that waits for one of the pool's must not cost the leases of other work.
+    """
 
     def __init__(self, database: Database, seconds: float) -> None:
-        self._database = database
+        self._database = Database(database.url, 1)
         self._seconds = seconds
         self._held: dict[tuple[Kind, str, int], Lease] = {}
         self._lock = threading.Lock()
@@ -64,8 +68,16 @@ class LeaseKeeper:
             with self._lock:
                 self._held.pop(key, None)
 
+    def held(self) -> int:
+        """How many leases this process holds: the steps in flight."""
+        with self._lock:
+            return len(self._held)
+
     def close(self) -> None:
         self._stop.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+        self._database.close()
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds / 3):

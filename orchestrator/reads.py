@@ -27,6 +27,7 @@ from orchestrator.domain import digests
 from orchestrator.domain.model import AttemptState, CallState
 from orchestrator.domain.operation import TERMINAL
 from orchestrator.failpoints import failpoint
+from orchestrator.leases import Lease
 from policy.base import Principal
 from policy.retry import backoff
 from store import calls, operations, slots
@@ -52,16 +53,16 @@ def run(app: App, queue: str, hint: str | None) -> bool:
         return False
     with (
         structlog.contextvars.bound_contextvars(operation_id=row["operation_id"], call_key=row["call_key"]),
-        app.leases.hold("call", row["call_key"], row["fence"], since),
+        app.leases.hold("call", row["call_key"], row["fence"], since) as lease,
     ):
         failpoint("read.claimed")
-        outcome = _read_outcome(app, row)
+        outcome = _read_outcome(app, row, lease)
         failpoint("read.answered")
         _record_read(app, row, outcome)
     return True
 
 
-def _read_outcome(app: App, row: dict[str, Any]) -> ReadOutcome:
+def _read_outcome(app: App, row: dict[str, Any], lease: Lease) -> ReadOutcome:
     spec = app.registry.tool(row["tool"])
     left = row["operation_left"].total_seconds()
     if row["ended"] is not None or left <= 0:
@@ -71,7 +72,7 @@ def _read_outcome(app: App, row: dict[str, Any]) -> ReadOutcome:
     if spec is None:
         return Transient("TOOL_NOT_HERE", UNKNOWN_TOOL_WAIT.total_seconds())
     principal = Principal(row["tenant"], row["subject"], frozenset(row["scopes"]))
-    context = attempt.context(app, spec, principal, row, min(spec.timeout, left))
+    context = attempt.context(app, spec, principal, row, min(spec.timeout, left), lease)
     return run_read(spec, row["arguments"], context)
 
 

@@ -164,15 +164,15 @@ def compensate(app: App, action_id: str, *, arguments: Mapping[str, Any], by: st
 
     Raises NotFound UNKNOWN_ACTION, UserError NO_COMPENSATION or BAD_FIELD, Conflict NOT_SUCCEEDED or FORBIDDEN.
     """
+    if not by.strip():
+        raise UserError("BAD_FIELD", "by: name the person who decides")
+    undo, given = _undoing(app, action_id, arguments, tenant)
     made: list[str] = []
 
     def work(unit: engine.Unit, operation: OperationRecord, action: ActionRecord, spec: ToolSpec) -> None:
-        if action.state is not ActionState.SUCCEEDED:
-            raise Conflict("NOT_SUCCEEDED", f"{action_id} is {action.state}; only what happened can be undone")
-        undo = app.registry.tool(spec.compensation) if spec.compensation else None
-        if undo is None:
-            raise UserError("NO_COMPENSATION", f"tool {spec.name!r} names no tool that undoes it")
-        row = _compensation_row(app, operation, action, undo, arguments)
+        _only_succeeded(action)
+        version = policy_version(undo, app.profile(operation.profile_digest, unit.connection))
+        row = _compensation_row(operation, action, undo, given, version)
         actions.insert(unit.connection, [row])
         unit.audit(
             action.operation_id, "action.compensating", row["action_id"], by=by, undoes=action_id, tool=undo.name,
@@ -181,15 +181,25 @@ def compensate(app: App, action_id: str, *, arguments: Mapping[str, Any], by: st
         unit.wakes.append(engine.Wake(undo.queue, row["action_id"], undo.name))
         made.append(row["action_id"])
 
-    if not by.strip():
-        raise UserError("BAD_FIELD", "by: name the person who decides")
     _locked(app, action_id, f"operator:{by}", tenant, work)
     return made[-1]
 
 
-def _compensation_row(
-    app: App, operation: OperationRecord, action: ActionRecord, undo: ToolSpec, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
+def _only_succeeded(action: ActionRecord) -> None:
+    if action.state is not ActionState.SUCCEEDED:
+        raise Conflict("NOT_SUCCEEDED", f"{action.action_id} is {action.state}; only what happened can be undone")
+
+
+def _undoing(
+    app: App, action_id: str, arguments: Mapping[str, Any], tenant: str | None
+) -> tuple[ToolSpec, dict[str, Any]]:
+    """The tool that undoes the action, and its checked arguments. The hook may do I/O: no transaction is open."""
+    with app.database.autocommit() as connection:
+        action, operation, spec = _known(app, connection, action_id, tenant)
+    _only_succeeded(action)
+    undo = app.registry.tool(spec.compensation) if spec.compensation else None
+    if undo is None:
+        raise UserError("NO_COMPENSATION", f"tool {spec.name!r} names no tool that undoes it")
     try:
         given = undo.arguments.model_validate(dict(arguments))
     except ValidationError as error:
@@ -200,6 +210,12 @@ def _compensation_row(
     denied = still_authorized(undo, normal, principal)
     if denied is not None:
         raise Conflict("FORBIDDEN", f"{undo.name} is not allowed here: {denied.code}")
+    return undo, normal
+
+
+def _compensation_row(
+    operation: OperationRecord, action: ActionRecord, undo: ToolSpec, arguments: dict[str, Any], version: str
+) -> dict[str, Any]:
     key = digests.idempotency_key(
         tenant=operation.tenant,
         operation_id=operation.operation_id,
@@ -207,7 +223,6 @@ def _compensation_row(
         intent={"undoes": action.action_id},
         generation=0,
     )
-    version = policy_version(undo, app.profile(operation.profile_digest))
     return {
         "action_id": new_id("act"),
         "operation_id": operation.operation_id,
@@ -221,10 +236,10 @@ def _compensation_row(
         "queue": undo.queue,
         "limited": undo.concurrency is not None,
         "independent": True,
-        "arguments": normal,
-        "arguments_sha256": digests.sha256("arguments-v1", normal),
+        "arguments": arguments,
+        "arguments_sha256": digests.sha256("arguments-v1", arguments),
         "idempotency_key": key,
-        "digest": recording.action_digest(operation, undo, normal, key, version, None),
+        "digest": recording.action_digest(operation, undo, arguments, key, version, None),
         "policy_version": version,
         "resource_version": None,
         "state": ActionState.READY,
@@ -248,6 +263,19 @@ def _settle(
     engine.progress(unit, replace(operation, open_calls=operation.open_calls - settled))
 
 
+def _known(
+    app: App, connection: Connection, action_id: str, tenant: str | None
+) -> tuple[ActionRecord, OperationRecord, ToolSpec]:
+    action = actions.load(connection, action_id)
+    operation = operations.load(connection, action.operation_id) if action else None
+    if action is None or operation is None or (tenant is not None and action.tenant != tenant):
+        raise NotFound("UNKNOWN_ACTION", f"there is no action {action_id!r}")
+    spec = app.registry.tool(action.tool)
+    if spec is None:
+        raise NotFound("UNKNOWN_TOOL", f"tool {action.tool!r} is not registered here; set TURNQUEUE_MODULES")
+    return action, operation, spec
+
+
 def _locked(
     app: App,
     action_id: str,
@@ -259,13 +287,8 @@ def _locked(
 
     def transaction(connection: Connection) -> tuple[ActionState, list[engine.Wake]]:
         with engine.Unit(connection, actor) as unit:
-            known = actions.load(connection, action_id)
-            if known is None or (tenant is not None and known.tenant != tenant):
-                raise NotFound("UNKNOWN_ACTION", f"there is no action {action_id!r}")
+            known, _, spec = _known(app, connection, action_id, tenant)
             operation = operations.lock(connection, known.operation_id)
-            spec = app.registry.tool(known.tool)
-            if spec is None:
-                raise NotFound("UNKNOWN_TOOL", f"tool {known.tool!r} is not registered here; set TURNQUEUE_MODULES")
             work(unit, operation, actions.lock(connection, action_id), spec)
             return actions.lock(connection, action_id).state, unit.wakes
 

@@ -117,7 +117,7 @@ def _lost_turn(app: App, operation_id: str, fence: int) -> bool:
         if held is None or not operations.lease_expired(unit.connection, operation_id):
             return False
         unit.audit(operation_id, "turn.lost", turn=held.turn, fence=fence)
-        profile = app.profile(held.profile_digest)
+        profile = app.profile(held.profile_digest, unit.connection)
         again = profile.model.provider_tools_on_loss == "ask_again"
         event = e.TurnLost(held.lost + 1, app.settings.lost_limit, again)
         engine.apply(unit, held, event, turn=held.turn - 1, lost=held.lost + 1)

@@ -109,6 +109,9 @@ def _take_turn(app: App, operation: OperationRecord, lease: Lease) -> None:
         log.error("turn.bad_transcript", problem=str(error))
         _finish(app, operation, e.TurnFailed(Reason.INTERNAL))
         return
+    if not lease.held():  # the next one to claim it asks
+        log.warning("turn.lease_lost")
+        return
     asked = _ask(app, loaded, adapter, request, wire, lease)
     failpoint("turn.replied")
     if asked.reply.completion is Completion.TOOL_PROPOSALS:

@@ -28,6 +28,7 @@ from orchestrator.domain.model import ApprovalState, AttemptState
 from orchestrator.domain.operation import TERMINAL
 from orchestrator.failpoints import failpoint
 from orchestrator.judge import policy_version, still_authorized
+from orchestrator.leases import Lease
 from policy.approvals import Vote, approving
 from policy.base import Principal
 from store import actions, approvals, operations, slots
@@ -77,7 +78,7 @@ def start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
         return acted
     failpoint("write.after_started")
     with app.leases.hold("action", action.action_id, started.action.fence, since) as lease:
-        outcome = _write_outcome(app, spec, started) if lease.held() else Unsent("LEASE_LOST")
+        outcome = _write_outcome(app, spec, started, lease) if lease.held() else Unsent("LEASE_LOST")
         failpoint("write.after_effect")
         _record_write(app, spec, started, outcome)
     return True
@@ -141,7 +142,7 @@ def _objection(
             return "SUPERSEDED"
     if spec.version != action.tool_version:
         return "TOOL_CHANGED"
-    version = policy_version(spec, app.profile(operation.profile_digest))
+    version = policy_version(spec, app.profile(operation.profile_digest, unit.connection))
     if version != action.policy_version:
         return "POLICY_CHANGED"
     digest = recording.action_digest(
@@ -178,7 +179,7 @@ def _objection_of_approval(
     return None if approvals.consume(unit.connection, approval, digest=digest) else "APPROVAL_INVALID"
 
 
-def _write_outcome(app: App, spec: ToolSpec, started: _StartedAction) -> WriteOutcome:
+def _write_outcome(app: App, spec: ToolSpec, started: _StartedAction, lease: Lease) -> WriteOutcome:
     operation, action = started.operation, started.action
     principal = Principal(operation.tenant, operation.subject, frozenset(operation.scopes))
     left = (operation.deadline - operation.now).total_seconds()
@@ -186,7 +187,8 @@ def _write_outcome(app: App, spec: ToolSpec, started: _StartedAction) -> WriteOu
         "operation_id": action.operation_id, "attempt_id": started.attempt_id, "action_id": action.action_id,
         "idempotency_key": action.idempotency_key,
     }  # fmt: skip
-    return run_write(spec, action.arguments, attempt.context(app, spec, principal, row, min(spec.timeout, left)))
+    context = attempt.context(app, spec, principal, row, min(spec.timeout, left), lease)
+    return run_write(spec, action.arguments, context)
 
 
 _ATTEMPT: dict[type[Any], tuple[AttemptState, bool | None]] = {
