@@ -2,11 +2,13 @@
 
 import ctypes
 import os
+from collections.abc import Callable
 from typing import Any
 
 from executors.context import Context
 from executors.registry import ToolSpec
 from orchestrator.domain.model import Effect
+from policy.base import Allow, Decision, Principal
 from tests.orchestrator import lab
 
 
@@ -31,7 +33,42 @@ def _spec(name: str, effect: Effect, handler: Any, **fields: Any) -> ToolSpec:
     return lab._spec(name, effect, handler, **fields)
 
 
+# Called in every hook of `watched`, with its name; tests put there what looks around at that moment.
+WATCH: list[Callable[[str], None]] = []
+
+
+def _watched(name: str) -> None:
+    for look in WATCH:
+        look(name)
+
+
+def _authorize(args: lab.Note, principal: Principal) -> Decision:
+    _watched("authorize")
+    return Allow()
+
+
+def _version(args: lab.Note, principal: Principal) -> str:
+    _watched("resource_version")
+    return "v1"
+
+
+def _asks(args: lab.Note, principal: Principal) -> bool:
+    _watched("approval")
+    return True
+
+
 TOOLS = (
+    _spec(
+        "watched",
+        Effect.CREATE,
+        lab._write,
+        reconcile=lab._check,
+        compensation="watched_undo",
+        authorize=_authorize,
+        resource_version=_version,
+        approval=_asks,
+    ),
+    _spec("watched_undo", Effect.CREATE, lab._write, unreconcilable=True, authorize=_authorize),
     _spec("look_twice", Effect.READ, _twice("GET")),
     _spec("write_twice", Effect.CREATE, _twice("POST"), unreconcilable=True),
 )
