@@ -61,4 +61,4 @@ def _record_check(app: App, spec: ToolSpec, action: ActionRecord, outcome: Check
                 consequences.apply(app, unit, spec, held, current, outcome, contacted)
         return unit.wakes
 
-    app.publish(app.database.transact(work))
+    app.publish(app.database.transact(work, again=app.settings.lease_seconds))

@@ -115,7 +115,7 @@ def _record_read(app: App, row: dict[str, Any], outcome: ReadOutcome) -> None:
         return unit.wakes
 
     with suppress(NotOurs):
-        wakes = app.database.transact(work)
+        wakes = app.database.transact(work, again=app.settings.lease_seconds)
         failpoint("read.recorded")
         app.publish(wakes)
 

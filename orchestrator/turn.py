@@ -173,7 +173,7 @@ def _finish(app: App, operation: OperationRecord, event: e.OperationEvent) -> No
                 engine.apply(unit, held, event, turn=held.turn - 1)  # this turn was claimed and not asked
         return unit.wakes
 
-    app.publish(app.database.transact(work))
+    app.publish(app.database.transact(work, again=app.settings.lease_seconds))
 
 
 # --- asking --------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _record_proposals(app: App, loaded: Loaded, asked: Asked) -> None:
                 recording.proposals(unit, loaded, held, asked, verdicts, bench)
         return unit.wakes
 
-    wakes = app.database.transact(work)
+    wakes = app.database.transact(work, again=app.settings.lease_seconds)
     failpoint("turn.recorded")
     app.publish(wakes)
 
@@ -302,7 +302,7 @@ def _record_other(app: App, loaded: Loaded, asked: Asked) -> None:
                 recording.other(unit, loaded, held, asked, event)
         return unit.wakes
 
-    app.publish(app.database.transact(work))
+    app.publish(app.database.transact(work, again=app.settings.lease_seconds))
 
 
 def _event(app: App, loaded: Loaded, asked: Asked) -> e.OperationEvent:

@@ -225,6 +225,6 @@ def _record_write(app: App, spec: ToolSpec, started: _StartedAction, outcome: Wr
         failpoint("write.uncommitted")
         return unit.wakes
 
-    wakes = app.database.transact(work)
+    wakes = app.database.transact(work, again=app.settings.lease_seconds)
     failpoint("write.recorded")
     app.publish(wakes)

@@ -22,6 +22,8 @@ _UNREACHABLE = "DATABASE_UNREACHABLE"
 # serialization_failure, deadlock_detected, lock_not_available: the transaction did not happen and may be tried again.
 _TRY_AGAIN = frozenset({"40001", "40P01", "55P03"})
 _TOO_SLOW = "57014"  # query_canceled, by statement_timeout
+# A server that answers and can change nothing: a standby or one set so, and one without space.
+_UNABLE = {"25006": "DATABASE_READ_ONLY", "53100": "DATABASE_FULL"}
 # Bounds that keep a stuck statement or a half-open connection from holding a worker's thread, or the session of a dead
 # client its locks, for ever. The server's keepalives are the system's otherwise: two hours.
 _OPTIONS = (
@@ -140,9 +142,10 @@ class Database:
                 if time.monotonic() > max(give_up, until):
                     raise Unavailable(_UNREACHABLE, lost.reason) from lost
             except Unavailable as error:
-                if error.code != _UNREACHABLE or (number and time.monotonic() > until):
+                stale = number == 0 and error.code == _UNREACHABLE
+                if not stale and time.monotonic() > until:
                     raise
-                if number:
+                if not stale:
                     _pause()
         raise AssertionError("unreachable")
 
@@ -203,7 +206,9 @@ def _mapped() -> Iterator[None]:
     except exc.DBAPIError as error:
         if _is_unreachable(error):
             raise Unavailable(_UNREACHABLE, f"the database does not answer: {_first_line(error)}") from error
-        if _sqlstate(error) in _TRY_AGAIN | {_TOO_SLOW}:
+        if (state := _sqlstate(error)) in _UNABLE:
+            raise Unavailable(_UNABLE[state], f"the database cannot be changed: {_first_line(error)}") from error
+        if state in _TRY_AGAIN | {_TOO_SLOW} or (state or "").startswith("53"):  # 53: memory, connections
             raise Unavailable("DATABASE_BUSY", f"the database is busy: {_first_line(error)}") from error
         raise
     except exc.TimeoutError as error:

@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from examples.scripted_model.process import ScriptedModel
 from executors.registry import Registry
-from orchestrator import commands, settling
+from orchestrator import commands, dispatch, settling, turn
 from orchestrator.app import App
 from orchestrator.domain.errors import CommitUnknown, Unavailable
 from orchestrator.settings import Settings
@@ -19,6 +21,7 @@ from store import db
 from store.db import Database
 from store.migrate import migrate
 from tests.chaos.proxy import Proxy, target, through
+from tests.chaos.world import wait_until
 from tests.executors.downstream import Downstream, downstream
 from tests.orchestrator import lab
 from tests.orchestrator.desk import DONE, Desk, call, calls
@@ -282,3 +285,110 @@ def test_what_the_command_line_says(desk: Desk, proxy: Proxy, broker_url: str) -
     assert (done.returncode, said["code"]) == (6, "COMMIT_UNKNOWN")
     assert said["operation_id"] in done.stderr
     assert kinds(desk, said["operation_id"]) == ["operation.submitted"]
+
+
+# --- workers -------------------------------------------------------------------------------------------------------
+
+
+def due_write(desk: Desk, tool: str = "write") -> str:
+    operation = desk.submit(calls(call(tool)), DONE)
+    desk.advance(operation)
+    return operation
+
+
+def paid_once(desk: Desk, operation: str) -> None:
+    action = desk.action(operation)
+    assert (action.state, action.attempts, len(desk.lab.seen)) == ("SUCCEEDED", 1, 1)
+    said = kinds(desk, operation)
+    assert (said.count("action.started"), said.count("action.succeeded")) == (1, 1)
+    assert not {"action.unknown", "action.late_result"} & set(said)
+
+
+@pytest.mark.parametrize("tool", ["write", "single"])
+def test_a_start_whose_commit_is_lost_goes_on(tool: str, desk: Desk, lost_once: Callable[[], None]) -> None:
+    """Nobody could be asked about this write: without the look it would wait for an operator, and was never sent."""
+    operation = due_write(desk, tool)
+    lost_once()
+    desk.step("writes")
+    paid_once(desk, operation)
+
+
+def test_a_start_that_cannot_be_looked_up_sends_nothing(
+    desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = due_write(desk)
+    monkeypatch.setattr(db, "LOOK_SECONDS", 0.3)
+    proxy.control(faults=LOST, times=1, then={"drop": 1.0})
+    with pytest.raises(CommitUnknown):
+        dispatch.run_one(desk.app, "writes", desk.action(operation).action_id)
+    proxy.heal(reset=False)
+    assert desk.lab.seen == []
+    assert desk.action(operation).state == "STARTED", "it was durable"
+    desk.expire_leases(operation)
+    desk.sweep()
+    assert (desk.action(operation).state, desk.action(operation).review) == ("UNKNOWN", True)
+
+
+@contextmanager
+def while_it_is_sent(desk: Desk, queue: str) -> Iterator[None]:
+    """Within the block the downstream has the request of the queue's next row and has not answered."""
+    desk.lab.will(wait=True)
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(dispatch.run_one, desk.app, queue, None)
+        assert wait_until(lambda: len(desk.lab.seen) == 1)
+        yield
+        assert step.result(60)
+
+
+def test_an_outcome_whose_commit_is_lost(desk: Desk, lost_once: Callable[[], None]) -> None:
+    operation = due_write(desk)
+    with while_it_is_sent(desk, "writes"):
+        lost_once()
+        desk.lab.released.set()
+    paid_once(desk, operation)
+
+
+@pytest.mark.parametrize("tool", ["write", "look"])
+def test_an_outcome_waits_for_the_database(tool: str, desk: Desk, proxy: Proxy) -> None:
+    """What the downstream said is not forgotten because the database is away when it should be recorded."""
+    operation = due_write(desk, tool)
+    with while_it_is_sent(desk, "writes" if tool == "write" else "reads"):
+        proxy.control(faults={"drop": 1.0}, reset_all=True)
+        desk.lab.released.set()
+        assert wait_until(lambda: proxy.counts()["drop"] >= 3)
+        proxy.heal(reset=False)
+    assert desk.call(operation).state == "SUCCEEDED"
+    assert len(desk.lab.seen) == 1
+
+
+def test_a_reply_waits_for_the_database(desk: Desk, proxy: Proxy) -> None:
+    """It was paid for: the model is not asked again."""
+    operation = desk.submit({"text": "Done.", "fault": {"delay": 0.5}})
+    with ThreadPoolExecutor(1) as pool:
+        turned = pool.submit(turn.advance, desk.app, operation)
+        assert wait_until(lambda: len(desk.requests(operation)) == 1)
+        proxy.control(faults={"drop": 1.0}, reset_all=True)
+        assert wait_until(lambda: proxy.counts()["drop"] >= 3)
+        proxy.heal(reset=False)
+        assert turned.result(60)
+    assert desk.view(operation).state == "COMPLETED"
+    assert len(desk.requests(operation)) == 1
+
+
+# --- a database that hangs -----------------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_ever_for_a_database_that_says_nothing(
+    desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections and statements and never answers, as a proxy does that has lost its server."""
+    asked = submission(desk, "silent")
+    monkeypatch.setattr(db, "ANSWER_SECONDS", 0.5)
+    proxy.control(faults={"blackhole": 1.0})
+    with pytest.raises(Unavailable) as error:
+        commands.submit(desk.app, asked)
+    assert error.value.code == "DATABASE_UNREACHABLE"
+    with pytest.raises(Unavailable):
+        turn.advance(desk.app, None)
+    proxy.heal(reset=False)
+    assert commands.submit(desk.app, asked).created
