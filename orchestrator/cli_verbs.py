@@ -22,6 +22,7 @@ from orchestrator.cli_report import Exit, print_json, say, terminal
 from orchestrator.domain.errors import ConfigError
 from orchestrator.logs import configure
 from orchestrator.views import ApprovalView, OperationView
+from store.revisions import check_migrated
 
 POLL_SECONDS = 0.1
 
@@ -43,6 +44,7 @@ def attached(*, registry: bool = False, lenient: bool = False) -> Iterator[App]:
     found = cli_target.target(os.environ)
     app = App(found.settings, _registry(found, lenient) if registry else Registry())
     try:
+        check_migrated(app.database)
         yield app
         if app.hints.failed:
             say("note: the broker does not answer; the change is saved, and the sweeper will publish it")

@@ -31,6 +31,7 @@ from policy.retry import backoff
 from store import actions, approvals, calls, envelopes, operations, questions
 from store.db import still_there, try_lock
 from store.records import ActionRecord, CallRecord
+from store.revisions import check_migrated
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -283,6 +284,7 @@ def main() -> int:
         signal.signal(name, lambda *_: stop.set())
     try:
         with App.open(Settings.from_env()) as app:
+            check_migrated(app.database)
             app.sync_slots()
             log.info("sweeper.ready")
             run(app, stop)

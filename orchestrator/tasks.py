@@ -16,7 +16,7 @@ from celery.exceptions import Reject
 
 from orchestrator import commands, dispatch, envelope, turn
 from orchestrator.app import App, load_registry
-from orchestrator.domain.errors import ConfigError, TurnqueueError, UserError
+from orchestrator.domain.errors import ConfigError, TurnqueueError, Unavailable, UserError
 from orchestrator.engine import Wake
 from orchestrator.failpoints import failpoint
 from orchestrator.heartbeat import BEAT_SECONDS, beat
@@ -24,6 +24,7 @@ from orchestrator.hints import CORE_QUEUES, queue
 from orchestrator.logs import configure
 from orchestrator.settings import Settings
 from store import actions, calls, operations
+from store.revisions import check_migrated
 
 log = structlog.get_logger()
 app = Celery("turnqueue")
@@ -31,6 +32,7 @@ app.config_from_object("celeryconfig")
 app.Task.max_retries = 0
 
 DEFER_SECONDS = 2.0  # between two tries to store an envelope
+DATABASE_SECONDS = 60.0  # for the database's first answer; then the restart policy's turn has come
 
 
 @cache
@@ -144,7 +146,25 @@ def _prepare(**_: Any) -> None:
         envelope.check_senders(root.settings)
     except ConfigError as problem:  # now, not at the first envelope
         raise SystemExit(f"{problem.code}: {problem.message}") from None
-    root.sync_slots()
+    _wait_for_database(root)
+
+
+def _wait_for_database(root: App) -> None:
+    """No message is taken before the database has answered once, and has the schema that this release needs."""
+    until = time.monotonic() + DATABASE_SECONDS
+    while True:
+        try:
+            check_migrated(root.database)
+            root.sync_slots()
+        except Unavailable as problem:
+            if time.monotonic() > until:
+                raise SystemExit(f"{problem.code}: {problem.message}") from None
+            log.warning("worker.waits", code=problem.code)
+            time.sleep(1.0)
+        except ConfigError as problem:
+            raise SystemExit(f"{problem.code}: {problem.message}") from None
+        else:
+            return
 
 
 @signals.worker_shutdown.connect
