@@ -4,11 +4,19 @@ import hashlib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from orchestrator.domain.errors import ConfigError
 
@@ -18,6 +26,18 @@ _CREDENTIAL_HEADER = re.compile(r"authorization|cookie|token|secret|password|cre
 class _Frozen(BaseModel):
     # Errors name the field and never the value: a profile with a key in the wrong place is quoted in no log.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    # Fields that came after the first release. While one has its default it is left out of what is stored, so that
+    # recipes keep their digests over an update (what was approved stays approved) and older workers can read them.
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _as_first_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        for name in self.later:
+            if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
+                del whole[name]
+        return whole
 
 
 class Budgets(_Frozen):
