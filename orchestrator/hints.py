@@ -22,10 +22,10 @@ log = structlog.get_logger()
 Hint = tuple[str, str, str]  # queue, task name, row id
 
 SUBMIT_QUEUE = "submit"
-# A worker must not wait for a broker that is away or hangs: its row is committed, the sweeper publishes it again.
-PUBLISHER_BOUNDS = {
-    "socket_timeout": 3, "max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0,
-}  # fmt: skip
+# Nobody must wait for a broker that is away or hangs: the row is committed, the sweeper publishes it again. So long
+# an answer of the broker is waited for, and no further one is asked for after that.
+PUBLISH_SECONDS = 3
+PUBLISHER_BOUNDS = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 REST_SECONDS = 2.0  # after a failure nothing is published, so that not every thread finds out for itself
 CORE_QUEUES = ("orchestrator", SUBMIT_QUEUE, "reads", "writes")
 
@@ -67,7 +67,8 @@ class HintPublisher:
 
     @cached_property
     def _connection(self) -> Connection:
-        options = transport_options(self._settings) | PUBLISHER_BOUNDS
+        names = ("read_timeout", "write_timeout") if self._is_amqp else ("socket_timeout",)
+        options = transport_options(self._settings) | PUBLISHER_BOUNDS | dict.fromkeys(names, PUBLISH_SECONDS)
         return Connection(self._settings.require_broker(), connect_timeout=2, transport_options=options)
 
     def publish(self, hints: Sequence[Hint]) -> int:
@@ -80,8 +81,8 @@ class HintPublisher:
             except Exception as error:  # noqa: BLE001 - transports raise what they like; the sweeper repairs
                 log.warning("hint.publish_failed", error=type(error).__name__, hints=len(hints))
                 self.failed += 1
-                self._rest_until = time.monotonic() + REST_SECONDS
                 self._reset()
+                self._rest_until = time.monotonic() + REST_SECONDS
                 return 0
 
     def waiting(self, queue_name: str) -> int:
@@ -90,11 +91,14 @@ class HintPublisher:
         return int(declared.message_count)
 
     def _publish(self, hints: Sequence[Hint]) -> int:
+        until = time.monotonic() + PUBLISH_SECONDS
         wanted: list[Hint] = []
         for name in dict.fromkeys(hint[0] for hint in hints):
             mine = [hint for hint in hints if hint[0] == name]
             room = self._settings.hint_limit - self.waiting(name)
             wanted += mine[: max(0, room)]
+            if time.monotonic() > until:
+                raise TimeoutError("the broker answers too slowly")
         if not wanted:
             return 0
         with self._producer.batch():
@@ -129,17 +133,22 @@ class HintPublisher:
     def _producer(self) -> Any:
         return Producer(self._channel, auto_declare=False)
 
-    def _reset(self) -> None:
-        """Forget a broken connection; the next publish opens a new one."""
+    def _reset(self, *, polite: bool = False) -> None:
+        """Forget a connection that is broken; the next publish opens a new one."""
         for name in ("_producer", "_channel"):
             self.__dict__.pop(name, None)
         broken = self.__dict__.pop("_connection", None)
         if broken is not None:
             try:
-                broken.release()
+                # AMQP takes leave with two questions, and a broker that hangs answers neither.
+                broken.collect() if self._is_amqp and not polite else broken.release()
             except Exception:  # noqa: BLE001 - it is broken already
                 log.debug("hint.release_failed")
 
+    @property
+    def _is_amqp(self) -> bool:
+        return (self._settings.broker_url or "").startswith("amqp")
+
     def close(self) -> None:
         with self._lock:
-            self._reset()
+            self._reset(polite=True)
