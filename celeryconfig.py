@@ -1,9 +1,13 @@
 """Celery settings, queues and routes; no logic. The reasons are in docs/celery.md."""
 
+from kombu.transport import TRANSPORT_ALIASES
+
 from orchestrator.hints import CORE_QUEUES, SUBMIT_QUEUE, queue, transport_options
 from orchestrator.settings import Settings
 
 _settings = Settings.from_env()
+
+TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), "orchestrator.transport:Transport")
 
 broker_url = _settings.broker_url
 broker_transport_options = transport_options(_settings)
@@ -32,6 +36,7 @@ task_default_exchange = ""
 task_routes = {"turnqueue.submit": {"queue": SUBMIT_QUEUE}, "turnqueue.advance": {"queue": "orchestrator"}}
 task_repr_maxlevels = 1
 
+worker_consumer = "orchestrator.tasks:Consumer"
 worker_prefetch_multiplier = 1
 worker_cancel_long_running_tasks_on_connection_loss = False  # threads cannot be stopped
 worker_hijack_root_logger = False

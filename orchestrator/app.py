@@ -4,6 +4,7 @@ import importlib
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -60,6 +61,7 @@ class App:
         self.worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.database = Database(settings.require_database(), settings.pool_size)
         self.leases = LeaseKeeper(self.database, settings.lease_seconds)
+        self.stopping = threading.Event()  # told to stop: finish the step at hand, claim nothing more
         self._profiles: dict[str, Profile] = {}
         self.stored_profiles: set[str] = set()  # digests whose recipe this process knows to be in the database
         # Shown what streams in, by operation id, on the thread of its turn; nothing is ever executed because of it.

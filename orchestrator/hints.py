@@ -85,6 +85,16 @@ class HintPublisher:
                 self._rest_until = time.monotonic() + REST_SECONDS
                 return 0
 
+    def filled(self, queue_names: Sequence[str]) -> list[str]:
+        """Those of the queues that hold messages; none when the broker does not answer."""
+        with self._lock:
+            try:
+                return [name for name in queue_names if self.waiting(name)]
+            except Exception as error:  # noqa: BLE001 - transports raise what they like
+                log.warning("hint.look_failed", error=type(error).__name__)
+                self._reset()
+                return []
+
     def waiting(self, queue_name: str) -> int:
         """How many messages wait in the queue."""
         declared = self._channel.queue_declare(queue=queue_name, durable=True, auto_delete=False)

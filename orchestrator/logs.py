@@ -35,7 +35,7 @@ def configure() -> None:
             _without_credentials,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line in one write: Celery logs there too
         cache_logger_on_first_use=True,
     )
 

@@ -44,6 +44,8 @@ class Settings(BaseModel):
     ask_limit: int = Field(default=6, ge=1)  # failed requests of one turn before the operation fails
     lost_limit: int = Field(default=5, ge=1)  # lost leases in a row before the operation fails
     check_limit: int = Field(default=10, ge=1)  # reconciliations before an operator is asked
+    # A worker with room that gets nothing for so long, while its queues and the database hold work, ends; 0: never.
+    stall_seconds: float = Field(default=30.0, ge=0)
     # Beyond the 900 s after which Redis delivers a dead worker's messages again; each envelope works once in any case.
     envelope_seconds: float = Field(default=3600.0, gt=0)
     senders: Mapping[str, Sender] = Field(default_factory=dict)

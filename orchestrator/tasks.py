@@ -4,6 +4,7 @@ Started by `celery -A orchestrator.tasks worker -Q <queues>`. A message is a hin
 is due, then goes on claiming due rows of its queue until its time slice is used or nothing is due.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,26 +14,32 @@ from typing import Any
 import structlog
 from celery import Celery, bootsteps, signals
 from celery.exceptions import Reject
+from celery.utils.log import get_task_logger
+from celery.worker import consumer, state
 
-from orchestrator import commands, dispatch, envelope, turn
+from orchestrator import commands, dispatch, envelope, inbound, turn
 from orchestrator.app import App, load_registry
 from orchestrator.domain.errors import ConfigError, TurnqueueError, Unavailable, UserError
+from orchestrator.drain import drain
 from orchestrator.engine import Wake
-from orchestrator.failpoints import failpoint
 from orchestrator.heartbeat import BEAT_SECONDS, beat
 from orchestrator.hints import CORE_QUEUES, queue
 from orchestrator.logs import configure
 from orchestrator.settings import Settings
+from orchestrator.watchdog import Seen, Watchdog
 from store import actions, calls, operations
 from store.revisions import check_migrated
 
 log = structlog.get_logger()
+celery_log = get_task_logger(__name__)
 app = Celery("turnqueue")
 app.config_from_object("celeryconfig")
 app.Task.max_retries = 0
 
 DEFER_SECONDS = 2.0  # between two tries to store an envelope
 DATABASE_SECONDS = 60.0  # for the database's first answer; then the restart policy's turn has come
+AGAIN_SECONDS = 1.0  # a second SIGTERM this much later is meant
+EXIT_LEFT = 76  # told to stop a second time
 
 
 @cache
@@ -51,28 +58,13 @@ def _unexpected(error: Exception) -> TaskFailed:
     return TaskFailed(type(error).__name__)
 
 
-def drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake | None]) -> None:
-    """Claim and work until the slice is used or nothing is due; leave a hint behind where work is left."""
-    root = process_app()
-    until = time.monotonic() + root.settings.slice_seconds
-    failpoint("task.received")
+def _drain(step: Callable[[str | None], bool], hint: str, more: Callable[[], Wake | None]) -> None:
     try:
-        worked = step(hint)
-        while time.monotonic() < until:
-            if not step(None):
-                worked = False
-                break
-            worked = True
-        left = more() if worked else None
-    except TurnqueueError as error:
-        # Unreachable server: the row keeps its lease or its wake_at, the sweeper publishes it again.
-        log.warning("task.unavailable", code=error.code)
-        return
+        failure = drain(process_app(), step, hint, more)
     except Exception as error:  # noqa: BLE001 - its text may hold what a message must not
         raise _unexpected(error) from None
-    if left is not None:
-        root.publish([left])
-    failpoint("task.done")
+    if failure is not None:
+        raise TaskFailed(type(failure).__name__)
 
 
 @app.task(name="turnqueue.advance")
@@ -85,7 +77,7 @@ def advance(operation_id: str) -> None:
             rows = operations.due(connection, 1)
         return Wake("orchestrator", rows[0]) if rows else None
 
-    drain(lambda hint: turn.advance(root, hint), str(operation_id), more)
+    _drain(lambda hint: turn.advance(root, hint), str(operation_id), more)
 
 
 @app.task(name="turnqueue.submit")
@@ -102,7 +94,7 @@ def submit(*args: Any, **kwargs: Any) -> None:
     except TurnqueueError as error:
         # Unlike a hint, an envelope is not in the database yet: it goes back to the broker until it expires.
         log.warning("envelope.deferred", code=error.code)
-        time.sleep(DEFER_SECONDS)
+        root.stopping.wait(DEFER_SECONDS)
         raise Reject(error.code, requeue=True) from None
     except Exception as error:  # noqa: BLE001 - its text may hold what a message must not
         raise _unexpected(error) from None
@@ -121,7 +113,7 @@ def _run_tool(queue_name: str, row_id: str) -> None:
             rows = rows or [row for row in actions.due(connection, 16) if row[2] == queue_name]
         return Wake(queue_name, rows[0][0], rows[0][1]) if rows else None
 
-    drain(lambda hint: dispatch.run_one(root, queue_name, hint), str(row_id), more)
+    _drain(lambda hint: dispatch.run_one(root, queue_name, hint), str(row_id), more)
 
 
 def register_tools() -> None:
@@ -167,10 +159,70 @@ def _wait_for_database(root: App) -> None:
             return
 
 
+@signals.worker_process_init.connect
+def _own_app(**_: Any) -> None:
+    """A child of the prefork pool must not share its parent's connections."""
+    process_app.cache_clear()
+
+
+_told: list[float] = []  # when this process was told to stop
+
+
+@signals.worker_shutting_down.connect
+def _stop(**_: Any) -> None:
+    """Claim nothing more, finish the steps at hand. Told again, end at once: what is in flight then is what a dead
+    worker leaves behind, and is swept up."""
+    process_app().stopping.set()
+    _told.append(time.monotonic())
+    if _told[-1] - _told[0] > AGAIN_SECONDS:
+        os.write(2, b"worker.left: told to stop again, the steps in flight are left to the sweeper\n")
+        os._exit(EXIT_LEFT)
+
+
 @signals.worker_shutdown.connect
 def _close(**_: Any) -> None:
     if process_app.cache_info().currsize:
         process_app().close()
+
+
+class Consumer(consumer.Consumer):
+    """Celery's consumer behind `inbound`: what is not one of our messages is dropped and logged by its code."""
+
+    received = 0  # messages so far
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        handle = super().create_task_handler(*args, **kwargs)
+        tasks = frozenset(self.app.tasks)
+
+        def judged(message: Any) -> None:
+            self.received += 1
+            problem = inbound.problem(
+                message.headers, message.content_type, message.content_encoding, message.body, tasks
+            )
+            if problem is None:
+                handle(message)
+            else:
+                log.warning("message.dropped", code=problem)
+                message.reject_log_error(celery_log, self.connection_errors)  # type: ignore[attr-defined]
+
+        return judged
+
+
+@signals.worker_ready.connect
+def _watch(sender: Any, **_: Any) -> None:
+    """`sender` is the consumer, which outlives its connections."""
+
+    def look() -> Seen:
+        places = sender.controller.concurrency
+        return Seen(
+            received=sender.received,
+            connected=sender.connection is not None,
+            # Right after a reconnect Celery takes fewer messages than it has places for.
+            room=len(state.reserved_requests) < min(places, sender.qos.value or places),
+            queues=tuple(sender.app.amqp.queues.consume_from),
+        )
+
+    Watchdog(process_app(), look).start()
 
 
 class Heartbeat(bootsteps.StartStopStep):

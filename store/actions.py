@@ -89,6 +89,15 @@ def due(connection: Connection, limit: int) -> list[tuple[str, str, str]]:
     return [(row.action_id, row.tool, row.queue) for row in connection.execute(statement, {"limit": limit})]
 
 
+def any_due(connection: Connection, queues: Sequence[str]) -> bool:
+    """Whether an action of one of these queues may be started or reconciled now."""
+    statement = text(
+        f"SELECT EXISTS (SELECT 1 FROM actions c WHERE c.queue = ANY(CAST(:queues AS text[])) AND {_DUE} "
+        f"AND (NOT c.limited OR {slots.HAS_FREE}))"
+    )
+    return bool(connection.execute(statement, {"queues": list(queues)}).scalar())
+
+
 # --- start ---------------------------------------------------------------------------------------------------------
 
 _START = text(

@@ -257,3 +257,12 @@ def due(connection: Connection, limit: int) -> list[tuple[str, str, str]]:
         "ORDER BY c.wake_at LIMIT :limit"
     )
     return [(row.call_key, row.tool, row.queue) for row in connection.execute(statement, {"limit": limit})]
+
+
+def any_due(connection: Connection, queues: Sequence[str]) -> bool:
+    """Whether a read of one of these queues may run now."""
+    statement = text(
+        "SELECT EXISTS (SELECT 1 FROM calls c WHERE c.queue = ANY(CAST(:queues AS text[])) AND "
+        f"{_DUE} AND (NOT c.limited OR {slots.HAS_FREE}))"
+    )
+    return bool(connection.execute(statement, {"queues": list(queues)}).scalar())
