@@ -25,14 +25,13 @@ SUBMIT_QUEUE = "submit"
 # Nobody must wait for a broker that is away or hangs: the row is committed, the sweeper publishes it again. So long
 # an answer of the broker is waited for, and no further one is asked for after that.
 PUBLISH_SECONDS = 3
-PUBLISHER_BOUNDS = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 REST_SECONDS = 2.0  # after a failure nothing is published, so that not every thread finds out for itself
 CORE_QUEUES = ("orchestrator", SUBMIT_QUEUE, "reads", "writes")
 
 
 def transport_options(settings: Settings) -> dict[str, Any]:
     """Bounds that keep a hung broker from hanging us; the same for publishers and workers."""
-    if (settings.broker_url or "").startswith("amqp"):
+    if _is_amqp(settings):
         return {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
     return {
         "visibility_timeout": 900,
@@ -45,6 +44,17 @@ def transport_options(settings: Settings) -> dict[str, Any]:
         "priority_steps": [0],
         "global_keyprefix": settings.queue_prefix,
     }
+
+
+def publisher_options(settings: Settings) -> dict[str, Any]:
+    """The same for whoever only sends: it waits at most PUBLISH_SECONDS for an answer, and connects anew once."""
+    names = ("read_timeout", "write_timeout") if _is_amqp(settings) else ("socket_timeout",)
+    bounds = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+    return transport_options(settings) | bounds | dict.fromkeys(names, PUBLISH_SECONDS)
+
+
+def _is_amqp(settings: Settings) -> bool:
+    return (settings.broker_url or "").startswith("amqp")
 
 
 def queue(name: str) -> Queue:
@@ -67,8 +77,7 @@ class HintPublisher:
 
     @cached_property
     def _connection(self) -> Connection:
-        names = ("read_timeout", "write_timeout") if self._is_amqp else ("socket_timeout",)
-        options = transport_options(self._settings) | PUBLISHER_BOUNDS | dict.fromkeys(names, PUBLISH_SECONDS)
+        options = publisher_options(self._settings)
         return Connection(self._settings.require_broker(), connect_timeout=2, transport_options=options)
 
     def publish(self, hints: Sequence[Hint]) -> int:
@@ -151,13 +160,9 @@ class HintPublisher:
         if broken is not None:
             try:
                 # AMQP takes leave with two questions, and a broker that hangs answers neither.
-                broken.collect() if self._is_amqp and not polite else broken.release()
+                broken.collect() if _is_amqp(self._settings) and not polite else broken.release()
             except Exception:  # noqa: BLE001 - it is broken already
                 log.debug("hint.release_failed")
-
-    @property
-    def _is_amqp(self) -> bool:
-        return (self._settings.broker_url or "").startswith("amqp")
 
     def close(self) -> None:
         with self._lock:

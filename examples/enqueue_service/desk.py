@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.domain.errors import ConfigError
 from orchestrator.enqueue import Enqueuer
-from orchestrator.hints import transport_options
+from orchestrator.hints import publisher_options
 from orchestrator.settings import Settings
 
 SENDER = "desk"
@@ -59,8 +59,8 @@ def _celery(broker_url: str, queue_prefix: str) -> Celery:
     """The desk's own app, as small as it can be: it only sends."""
     app = Celery("desk", broker=broker_url, set_as_current=False)
     # On Redis both sides must agree on the key prefix; the socket timeouts keep a hung broker from hanging the desk.
-    app.conf.broker_transport_options = transport_options(Settings(broker_url=broker_url, queue_prefix=queue_prefix))
-    app.conf.task_publish_retry_policy = {"max_retries": 3, "interval_start": 0, "interval_step": 0.5}
+    app.conf.broker_transport_options = publisher_options(Settings(broker_url=broker_url, queue_prefix=queue_prefix))
+    app.conf.task_publish_retry_policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0.5}
     return app
 
 
