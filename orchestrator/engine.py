@@ -17,8 +17,8 @@ from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain import operation as operation_machine
 from orchestrator.domain.action import ActionState
-from orchestrator.domain.effects import AskOperator, Settle, StopWork, Tell, WakeAt
-from orchestrator.domain.model import ApprovalState, CallState, QuestionState
+from orchestrator.domain.effects import AskOperator, Park, Settle, StopWork, Tell, WakeAt
+from orchestrator.domain.model import ApprovalState, CallState, Parked, QuestionState
 from orchestrator.domain.operation import TERMINAL, OperationState
 from store import actions, approvals, audit, calls, operations, questions
 from store.records import ActionRecord, CallRecord, OperationRecord
@@ -80,7 +80,7 @@ def apply(unit: Unit, operation: OperationRecord, event: e.OperationEvent, **cha
     if (operation.state, type(event)) not in operation_machine.MOVES:
         return operation
     decision = operation_machine.decide(operation.state, event, operation.now)
-    changes |= {"state": decision.state, "reason": decision.reason, "wake_at": None}
+    changes |= {"state": decision.state, "reason": decision.reason, "wake_at": None, "parked": None}
     operation = replace(operation, state=decision.state, reason=decision.reason)
     for effect in decision.effects:
         match effect:
@@ -92,6 +92,9 @@ def apply(unit: Unit, operation: OperationRecord, event: e.OperationEvent, **cha
                 row = item_row(operation, changes.get("next_seq", operation.next_seq), "notice", {"text": text})
                 operations.insert_items(unit.connection, [row])
                 changes |= {"next_seq": row["seq"] + 1, "told": True}
+            case Park():
+                changes["parked"] = Parked.TURN
+                unit.audit(operation.operation_id, "operation.parked", code=Parked.TURN)
             case StopWork():
                 changes |= _end(unit, operation, changes)
     operations.save(unit.connection, operation.operation_id, **changes)

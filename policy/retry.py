@@ -15,6 +15,15 @@ def backoff(attempts: int, asked: float | None = None, jitter: float = 0.0) -> t
     return timedelta(seconds=wait * (1 + jitter / 2))
 
 
+def apart(lost: int, lease: float, jitter: float) -> timedelta:
+    """Wait after a turn was lost `lost` times in a row, of which the first costs nothing.
+
+    What was in flight in a worker that died was lost together, and one of it may be what the worker died of: spread
+    over a time that doubles (from two leases on, to two minutes), it meets the others less and less.
+    """
+    return timedelta(seconds=0.0 if lost < 2 else jitter * min(120.0, lease * 2 ** min(lost - 1, 10)))
+
+
 def retry_at(
     now: datetime, attempts: int, limit: int, deadline: datetime, asked: float | None = None, jitter: float = 0.0
 ) -> datetime | None:

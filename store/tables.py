@@ -96,7 +96,7 @@ operations = Table(
     _time("deadline", nullable=False),
     _count("turn"),  # model turns begun, the current one included
     _count("asks"),  # failed or lost requests of the current turn
-    _count("lost"),  # lost leases in a row
+    _count("lost"),  # turns in a row that were claimed and not recorded
     _count("open_calls"),  # calls of the current turn without a result
     _count("open_reads"),  # the plain reads among them
     _count("held_reads"),  # those of them that the parallelism budget still keeps back
@@ -110,6 +110,7 @@ operations = Table(
     Column("result_bytes", BigInteger, nullable=False, server_default="0"),
     Column("told", Boolean, nullable=False, server_default=text("false")),
     Column("tainted", Boolean, nullable=False, server_default=text("false")),  # the model was shown untrusted text
+    Column("parked", Text, nullable=True),  # what failed too often: nothing of it runs until an operator releases it
     Column("last_response_id", Text, nullable=True),
     Column("final_text", Text, nullable=True),
     Column("pending", JSONB, nullable=True),  # terminal record: effects that happened, are unknown, were not started
@@ -205,6 +206,7 @@ actions = Table(
     _time("wake_at"),
     _count("attempts"),
     _count("checks"),  # reconciliations since the outcome was lost
+    _count("faults"),  # tries in a row to start or reconcile it of which nothing was recorded
     Column("review", Boolean, nullable=False, server_default=text("false")),  # an operator must settle it
     Column("external_ref", Text, nullable=True),
     Column("observation", Text, nullable=True),

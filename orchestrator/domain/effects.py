@@ -24,6 +24,11 @@ class StopWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """It failed too often in a way that nobody foresaw: nothing is due until an operator releases it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """The action is final: record its outcome as the observation of the calls that wait for it."""
 
@@ -33,5 +38,5 @@ class AskOperator:
     """No evidence can be had automatically: open a review item."""
 
 
-OperationEffect = WakeAt | Tell | StopWork
+OperationEffect = WakeAt | Tell | StopWork | Park
 ActionEffect = WakeAt | Settle | AskOperator

@@ -18,11 +18,12 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnLost:
-    """The lease of the worker that asked ran out. Nothing of that turn was dispatched."""
+    """The worker died, or taking the turn failed unexpectedly. Nothing of that turn was dispatched."""
 
     lost: int  # how often in a row, this one included
     limit: int
     may_ask_again: bool = True  # False: provider-side tools may have run and the profile says stop
+    again_at: datetime | None = None  # None: at once
 
 
 @dataclass(frozen=True, slots=True)

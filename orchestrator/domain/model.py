@@ -89,6 +89,14 @@ class Outstanding:
     inputs: int = 0
 
 
+class Parked(StrEnum):
+    """What of a parked operation failed too often. Stored: only ever add."""
+
+    TURN = "POISON_TURN"  # its workers died of its turn, or taking the turn raised what nobody foresaw
+    WRITE = "POISON_WRITE"  # the same before a write was started
+    REPAIR = "POISON_REPAIR"  # the sweeper could not repair a row of it
+
+
 class Reason(StrEnum):
     """Why an operation ended INCOMPLETE or FAILED. Stored: only ever add."""
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from orchestrator.domain import events as e
-from orchestrator.domain.effects import OperationEffect, StopWork, Tell, WakeAt
+from orchestrator.domain.effects import OperationEffect, Park, StopWork, Tell, WakeAt
 from orchestrator.domain.model import Outstanding, Reason
 
 
@@ -77,9 +77,7 @@ def decide(state: OperationState, event: e.OperationEvent, now: datetime) -> Ope
         case e.TurnStarted():
             return OperationDecision(S.MODEL_REQUESTED)
         case e.TurnLost():
-            if event.may_ask_again and event.lost < event.limit:
-                return OperationDecision(S.READY, effects=(WakeAt(now),))
-            return _end(S.FAILED, Reason.INTERNAL)
+            return _lost(event, now)
         case e.TurnDeferred():
             return OperationDecision(S.READY, effects=(WakeAt(event.until),))
         case e.TurnFailed():
@@ -102,6 +100,15 @@ def decide(state: OperationState, event: e.OperationEvent, now: datetime) -> Ope
             return _end(S.CANCELLED)
         case _:
             assert_never(event)
+
+
+def _lost(event: e.TurnLost, now: datetime) -> OperationDecision:
+    """Ask again, but not for ever: what kills its workers, or meets a bug of ours, waits for an operator."""
+    if not event.may_ask_again:
+        return _end(S.FAILED, Reason.INTERNAL)
+    if event.lost >= event.limit:
+        return OperationDecision(S.READY, effects=(Park(),))
+    return OperationDecision(S.READY, effects=(WakeAt(event.again_at or now),))
 
 
 def _end(state: OperationState, reason: Reason | None = None) -> OperationDecision:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from orchestrator.domain import action as a
 from orchestrator.domain import events as e
 from orchestrator.domain import operation as o
-from orchestrator.domain.effects import AskOperator, Settle, StopWork, Tell, WakeAt
+from orchestrator.domain.effects import AskOperator, Park, Settle, StopWork, Tell, WakeAt
 from orchestrator.domain.model import FAILED_REASONS, INCOMPLETE_REASONS
 from tests.domain.contents import ACTION_EVENTS, OPERATION_EVENTS, times
 
@@ -42,7 +42,8 @@ class OperationMachine(RuleBasedStateMachine):
 
     def _effects_fit(self, event: Any, decision: o.OperationDecision, now: datetime) -> None:
         found = kinds(decision.effects)
-        assert (WakeAt in found) == (decision.state in o.CLAIMABLE)
+        assert len(found & {WakeAt, Park}) == (decision.state in o.CLAIMABLE)
+        assert Park not in found or (isinstance(event, e.TurnLost) and event.lost >= event.limit)
         assert (StopWork in found) == (decision.state in o.TERMINAL)
         assert Tell not in found or isinstance(event, e.Answered)
         due = {effect.at for effect in decision.effects if isinstance(effect, WakeAt)}

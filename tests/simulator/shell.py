@@ -14,7 +14,7 @@ from orchestrator.domain import action as action_machine
 from orchestrator.domain import events as e
 from orchestrator.domain import operation as operation_machine
 from orchestrator.domain.action import UNRESOLVED, UNSTARTED, ActionState
-from orchestrator.domain.effects import AskOperator, Settle, StopWork, Tell, WakeAt
+from orchestrator.domain.effects import AskOperator, Park, Settle, StopWork, Tell, WakeAt
 from orchestrator.domain.model import SETTLED_CALLS, ApprovalState, AttemptState, CallState
 from orchestrator.domain.operation import TERMINAL
 from policy.retry import backoff, may_send_again
@@ -87,6 +87,8 @@ class Shell:
                         self.outbox.append(operation.operation_id)
                 case Tell():
                     operation.told = True
+                case Park():
+                    pass  # nobody releases it here: its deadline ends it
                 case StopWork():
                     self._end(operation)
 
