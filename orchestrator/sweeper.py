@@ -1,7 +1,7 @@
 """The sweeper: repairs what crashes, lost messages and passing time leave behind. `python -m orchestrator.sweeper`.
 
-One loop at a time, under an advisory lock. Every repair is a compare-and-set on state and fence, so that a stale look
-changes nothing. It publishes due work again, with jitter and at most BATCH rows of a kind per round.
+One loop at a time and schema version, under an advisory lock. Every repair is a compare-and-set on state and fence, so
+that a stale look changes nothing. It publishes due work again, with jitter and at most BATCH rows of a kind per round.
 """
 
 import random
@@ -32,12 +32,14 @@ from store import actions, approvals, calls, envelopes, operations, questions
 from store.db import still_there, try_lock
 from store.records import ActionRecord, CallRecord
 from store.revisions import check_migrated
+from store.tables import SCHEMA_VERSION
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 BATCH = 200
-_LOCK = 0x7471_7377  # "tqsw"
+# "tqsw", one for each schema version: an older sweeper must not keep a newer one from rows that only that one knows.
+_LOCK = 0x7471_7377 + SCHEMA_VERSION - 1
 
 
 def run(app: App, stop: threading.Event) -> None:
@@ -51,11 +53,13 @@ def run(app: App, stop: threading.Event) -> None:
         try:
             with app.database.autocommit() as guard:
                 held = try_lock(guard, _LOCK)
+                if anchoring:
+                    anchoring.soon()
                 while held and not stop.is_set():
                     still_there(guard)  # the lock lives with this session
-                    run_once(app)
-                    if anchoring:
+                    if anchoring:  # first: a database that went backwards must not be set to work
                         anchoring.step()
+                    run_once(app)
                     beat(app.settings.heartbeat_file)
                     stop.wait(app.settings.sweep_seconds * random.uniform(0.8, 1.2))  # noqa: S311
                 guard.invalidate()  # ends the session and with it the lock

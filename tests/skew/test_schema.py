@@ -59,7 +59,7 @@ def test_an_empty_database_and_an_older_schema_are_refused(database: Database, m
     assert migrate(database) is Schema.OURS
     later = (*revisions.known(), "9999")
     monkeypatch.setattr(revisions, "known", lambda: later)
-    with pytest.raises(ConfigError, match="NOT_MIGRATED|this version's schema"):
+    with pytest.raises(ConfigError, match="this version's schema"):
         check_migrated(database)
 
 
