@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from examples.scripted_model.process import ScriptedModel
 from orchestrator.failpoints import hits
 from orchestrator.settings import Settings
 from tests.chaos import tools
+from tests.chaos.proxy import Proxy, target, through
 
 PATIENCE = 120.0  # seconds a condition may take on a loaded machine
 LEASE = 2.0
@@ -100,6 +101,8 @@ class World:
     folder: Path
     settings: Settings
     names: tuple[str, ...]
+    proxies: dict[str, Proxy]  # by what is behind them
+    environ: dict[str, str]  # of a process of the run, beside this one's
     arms: dict[str, str] = field(default_factory=dict)  # point -> what stands in the file `armed`
 
     def arm(self, point: str, nth: int = 1, action: str = "kill") -> None:
@@ -219,11 +222,22 @@ def _killed_migration(env: Mapping[str, str], folder: Path) -> None:
     assert died.returncode == -signal.SIGKILL, died.stderr
 
 
+PROXIED = ("postgres", "broker", "model", "ledger")
+
+
 @contextmanager
 def world(
-    seed: int = 0, *, workers: int = 2, client: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+    seed: int = 0,
+    *,
+    workers: int = 2,
+    client: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    proxied: Collection[str] = (),
 ) -> Iterator[World]:
-    """`client`: the arguments of the client beside seed and folder; None for no client. Without workers no sweeper."""
+    """`client`: the arguments of the client beside seed and folder; None for no client. Without workers no sweeper.
+
+    The run's processes reach what is `proxied` (of PROXIED) through a proxy; `World` itself goes straight to it.
+    """
     # Not a private directory: as root the servers run as another user.
     home, folder = Path(tempfile.mkdtemp(prefix="tq-")), Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     with ExitStack() as opened:
@@ -233,10 +247,17 @@ def world(
         servers = opened.enter_context(embedded)
         ledger = opened.enter_context(Ledger(folder / "ledger", seed))
         model = opened.enter_context(ScriptedModel.start())
+        urls = {
+            "postgres": servers.database_url, "broker": servers.broker_url, "model": model.url, "ledger": ledger.url,
+        }  # fmt: skip
+        proxies = {name: Proxy(target(urls[name]), seed, postgres=name == "postgres") for name in proxied}
+        for name, proxy in proxies.items():
+            opened.enter_context(proxy)
+            urls[name] = through(urls[name], proxy.address)
         ours = {
             **QUICK,
-            "CHAOS_LEDGER_URL": ledger.url,
-            "CHAOS_MODEL_URL": f"{model.url}/v1",
+            "CHAOS_LEDGER_URL": urls["ledger"],
+            "CHAOS_MODEL_URL": f"{urls['model']}/v1",
             "TURNQUEUE_FAILPOINT_DIR": str(folder),
             "TURNQUEUE_ANCHOR_FILE": str(folder / "anchors"),
             **(env or {}),
@@ -247,9 +268,10 @@ def world(
         if client is not None:
             arguments = ("--seed", str(seed), "--folder", str(folder), *client)
             processes.append(_nursery(folder, "client", "client", *arguments))
+        seen = Servers(urls["postgres"], urls["broker"], servers.data_dir)
         stack = opened.enter_context(
             Stack(
-                servers, modules=[modules], env=ours, workers=(), sweeper=None, extra=processes, log_dir=folder,
+                seen, modules=[modules], env=ours, workers=(), sweeper=None, extra=processes, log_dir=folder,
                 crash_limit=CrashLimit(deaths=100000),
             )
         )  # fmt: skip
@@ -260,4 +282,10 @@ def world(
             lease_seconds=float(ours["TURNQUEUE_LEASE_SECONDS"]),
         )  # fmt: skip
         names = tuple(process.name for process in processes)
-        yield World(embedded, servers, prepare(home), ledger, model, stack, folder, settings, names)
+        ours |= {
+            "TURNQUEUE_DATABASE_URL": urls["postgres"], "TURNQUEUE_BROKER_URL": urls["broker"],
+            "TURNQUEUE_MODULES": modules,
+        }  # fmt: skip
+        yield World(
+            embedded, servers, prepare(home), ledger, model, stack, folder, settings, names, proxies, ours
+        )  # fmt: skip
