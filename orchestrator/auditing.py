@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 
 from orchestrator import anchors
 from orchestrator.anchors import Anchored, AnchorLog, Head
-from orchestrator.domain.errors import ConfigError, NotFound
+from orchestrator.domain.errors import ConfigError, NotFound, UserError
 from orchestrator.evidence import Evidence, Finding, Point, call_record, check, entry_record, operation_record
 from orchestrator.failpoints import failpoint
 from orchestrator.settings import PREFIX, Settings
-from store import audit
+from store import audit, halts
 from store.db import Database
 
 log = structlog.get_logger()
@@ -57,6 +57,9 @@ def verify(
     if operation_id is not None:
         points = {operation_id: points[operation_id]} if operation_id in points else {}
     with database.snapshot() as connection, _Exporter(export, operation_id) as exporter:
+        halt = halts.current(connection)
+        if halt is not None:
+            report.notes.append(f"no write starts since {_iso(halt.created_at)}: {halt.code}: {halt.detail}")
         for evidence in _evidence(connection, operation_id, points):
             _count(report, evidence)
             exporter.write(evidence)
@@ -161,19 +164,26 @@ class _Exporter:
 
 # --- anchoring -----------------------------------------------------------------------------------------------------
 
+BACKWARDS = "DATABASE_WENT_BACKWARDS"
+
 # A row is visible this long after it took its audit_id at the latest: its transaction is ended before (see store.db).
 _SETTLED = timedelta(seconds=120)
+Marks = list[tuple[datetime, int]]  # (database time, largest audit_id then), oldest first
 
 
 class Anchoring:
-    """Writes the heads that changed to the anchor file, every `anchor_seconds`. One per sweeper."""
+    """Writes the heads that changed to the anchor file, every `anchor_seconds`. One per sweeper.
+
+    A database that lacks what was anchored, or has it otherwise, halts all writes: what it does not know of may have
+    happened. An operator has to lift that (`turnqueue audit accept`).
+    """
 
     def __init__(self, database: Database, path: Path, key: bytes, seconds: float) -> None:
         self._database = database
         self._log = AnchorLog(path, key)
         self._seconds = seconds
         self._next = 0.0
-        self._marks: list[tuple[datetime, int]] | None = None  # (database time, largest audit_id then), oldest first
+        self._marks: Marks | None = None
         self._known: dict[str, tuple[int, str]] = {}  # heads that were anchored lately
 
     @classmethod
@@ -185,6 +195,10 @@ class Anchoring:
         if key is None:
             raise ConfigError("MISSING_SETTING", f"{PREFIX}ANCHOR_FILE needs {PREFIX}ANCHOR_KEY_ENV or _KEY_FILE")
         return cls(database, settings.anchor_file, key, settings.anchor_seconds)
+
+    def soon(self) -> None:
+        """Make the next step a round: this may be another database than a moment ago."""
+        self._next = 0.0
 
     def step(self) -> int:
         """One round if it is time; how many heads were anchored. A file that cannot be written is logged only."""
@@ -200,12 +214,16 @@ class Anchoring:
     def round(self) -> int:
         """Anchor now. Raises OSError."""
         if self._marks is None:
-            self._marks = self._resume()
+            self._marks, self._known = _anchored(self._database, self._log.path)
         with self._database.snapshot() as connection:
             through, now = audit.last(connection)
-            after = self._scan_from(now)
-            heads = audit.heads_after(connection, after)
-            self._compare(connection, through)
+            problem = _difference(connection, self._marks, self._known, through)
+            newest = max((mark[0] for mark in self._marks), default=now)
+            if problem is not None:
+                self._marks = []  # of another history: look at all rows again
+            heads = audit.heads_after(connection, self._scan_from(now))
+        if problem is not None:
+            _halt(self._database, problem, newest)
         changed = [head for head in heads if self._known.get(head[0]) != head[1:]]
         failpoint("anchor.writing")
         if changed:
@@ -219,24 +237,68 @@ class Anchoring:
         """After which audit_id to look: rows up to there were visible in an earlier round."""
         return max((through for at, through in self._marks or () if now - at >= _SETTLED), default=0)
 
-    def _resume(self) -> list[tuple[datetime, int]]:
-        """Where the last sweeper stopped, from the end of its file."""
-        marks: list[tuple[datetime, int]] = []
-        for line in anchors.tail(self._log.path, _SETTLED):
-            marks.append((datetime.fromisoformat(line["at"]), line["through"]))
-            self._known |= {h["operation_id"]: (h["seq"], h["sha256"]) for h in line["heads"]}
-        return marks
 
-    def _compare(self, connection: Connection, through: int) -> None:
-        """A database that went backwards (an old backup, a standby that lagged) lacks what was anchored."""
-        newest = max((mark[1] for mark in self._marks or ()), default=0)
-        if through < newest:
-            log.error("audit.went_backwards", newest_row=through, anchored_row=newest)
-        points: list[Head] = [(operation_id, *head) for operation_id, head in self._known.items()]
-        held = audit.links(connection, [(operation_id, seq) for operation_id, seq, _ in points])
-        for operation_id, seq, sha256 in points:
-            if held.get((operation_id, seq)) != sha256:
-                log.error("audit.not_as_anchored", operation_id=operation_id, seq=seq)
+def check_anchors(database: Database, settings: Settings) -> None:
+    """At the start of a process that can read the anchor file: does the database have what was anchored last?"""
+    if settings.anchor_file is None:
+        return
+    try:
+        marks, known = _anchored(database, settings.anchor_file)
+    except OSError as error:
+        log.error("anchor.failed", file=str(settings.anchor_file), problem=error.strerror)
+        return
+    with database.snapshot() as connection:
+        through, now = audit.last(connection)
+        problem = _difference(connection, marks, known, through)
+    if problem is not None:
+        _halt(database, problem, max((mark[0] for mark in marks), default=now))
+
+
+def _anchored(database: Database, path: Path) -> tuple[Marks, dict[str, tuple[int, str]]]:
+    """Where the last sweeper stopped, from the end of its file, without what an operator has accepted since."""
+    with database.autocommit() as connection:
+        accepted = halts.accepted(connection)
+    marks: Marks = []
+    known: dict[str, tuple[int, str]] = {}
+    for line in anchors.tail(path, _SETTLED):
+        at = datetime.fromisoformat(line["at"])
+        if accepted is None or at > accepted:
+            marks.append((at, line["through"]))
+            known |= {h["operation_id"]: (h["seq"], h["sha256"]) for h in line["heads"]}
+    return marks, known
+
+
+def _difference(connection: Connection, marks: Marks, known: dict[str, tuple[int, str]], through: int) -> str | None:
+    """A database that went backwards (an old backup, a standby that lagged) lacks what was anchored."""
+    problem = None
+    newest = max((mark[1] for mark in marks), default=0)
+    if through < newest:
+        log.error("audit.went_backwards", newest_row=through, anchored_row=newest)
+        problem = f"its newest audit row is {through}, row {newest} was anchored"
+    points: list[Head] = [(operation_id, *head) for operation_id, head in known.items()]
+    held = audit.links(connection, [(operation_id, seq) for operation_id, seq, _ in points])
+    for operation_id, seq, sha256 in points:
+        if held.get((operation_id, seq)) != sha256:
+            log.error("audit.not_as_anchored", operation_id=operation_id, seq=seq)
+            problem = problem or f"row {seq} of {operation_id} is not as it was anchored"
+    return problem
+
+
+def _halt(database: Database, problem: str, anchored_at: datetime) -> None:
+    with database.transaction() as connection:
+        if halts.raise_(connection, BACKWARDS, problem, anchored_at):
+            log.error("writes.halted", code=BACKWARDS, problem=problem)
+
+
+def accept(database: Database, *, by: str, reason: str) -> list[str]:
+    """An operator has looked: writes may start again. Returns the codes of what was lifted. Raises UserError."""
+    for name, given in (("by", by), ("reason", reason)):
+        if not given.strip():
+            raise UserError("BAD_FIELD", f"{name}: say who has looked, and what was found")
+    with database.transaction() as connection:
+        lifted = halts.lift(connection, by=by.strip(), reason=reason.strip())
+    log.info("writes.released", by=by.strip(), codes=lifted)
+    return lifted
 
 
 def _iso(at: datetime) -> str:

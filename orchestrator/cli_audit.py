@@ -41,6 +41,25 @@ def verify(
         sys.exit(Exit.NOT_COMPLETED if report.findings else Exit.OK)
 
 
+@audit.command(epilog=EXIT_CODES)
+def accept(
+    reason: Annotated[str, typer.Option(help="What was found; kept.")],
+    by: Annotated[str | None, typer.Option(help="Who has looked; default: the user of this machine.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Let writes start again in a database that lacks what was anchored, such as one restored from a backup."""
+    with reported(as_json):
+        from orchestrator import auditing  # noqa: PLC0415
+        from orchestrator.cli_verbs import attached, os_user  # noqa: PLC0415
+
+        with attached() as app:
+            lifted = auditing.accept(app.database, by=by or os_user(), reason=reason)
+        if as_json:
+            print_json({"lifted": lifted})
+        else:
+            say(f"writes start again: {', '.join(lifted)}" if lifted else "nothing was halted")
+
+
 def _anchored(settings: "Settings", given: Path | None) -> "Anchored | None":
     from orchestrator import anchors  # noqa: PLC0415
 

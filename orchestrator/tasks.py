@@ -19,6 +19,7 @@ from celery.worker import consumer, state
 
 from orchestrator import commands, dispatch, envelope, inbound, turn
 from orchestrator.app import App, load_registry
+from orchestrator.auditing import check_anchors
 from orchestrator.domain.errors import ConfigError, TurnqueueError, Unavailable, UserError
 from orchestrator.drain import drain
 from orchestrator.engine import Wake
@@ -147,6 +148,7 @@ def _wait_for_database(root: App) -> None:
     while True:
         try:
             check_migrated(root.database)
+            check_anchors(root.database, root.settings)
             root.sync_slots()
         except Unavailable as problem:
             if time.monotonic() > until:

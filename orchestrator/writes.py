@@ -24,6 +24,7 @@ from executors.run import (
 from orchestrator import attempt, consequences, engine, recording
 from orchestrator.app import App
 from orchestrator.domain.action import ActionState
+from orchestrator.domain.errors import Unavailable
 from orchestrator.domain.model import ApprovalState, AttemptState
 from orchestrator.domain.operation import TERMINAL
 from orchestrator.failpoints import failpoint
@@ -31,7 +32,7 @@ from orchestrator.judge import policy_version, still_authorized
 from orchestrator.leases import Lease
 from policy.approvals import Vote, approving
 from policy.base import Principal
-from store import actions, approvals, operations, slots
+from store import actions, approvals, halts, operations, slots
 from store.records import ActionRecord, OperationRecord
 
 
@@ -72,6 +73,7 @@ def start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
     try:
         started, wakes, acted = app.database.transact(begin)
     except _NoSlot:
+        _raise_halt(app)
         return False
     app.publish(wakes)
     if started is None:
@@ -82,6 +84,14 @@ def start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
         failpoint("write.after_effect")
         _record_write(app, spec, started, outcome)
     return True
+
+
+def _raise_halt(app: App) -> None:
+    """Raises Unavailable with the halt's code while no write may start."""
+    with app.database.autocommit() as connection:
+        halt = halts.current(connection)
+    if halt is not None:
+        raise Unavailable(halt.code, f"no write starts: {halt.detail}; `turnqueue audit accept` ends that")
 
 
 def _mark_started(

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from orchestrator.domain.action import ActionState
 from orchestrator.domain.model import AttemptState
-from store import slots, tables, versions
+from store import halts, slots, tables, versions
 from store.records import ActionRecord, readable, record
 
 
@@ -66,7 +66,7 @@ def of_turn(connection: Connection, operation_id: str, turn: int) -> list[Action
 # --- due -----------------------------------------------------------------------------------------------------------
 
 _FREE = "(c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
-_DUE = f"c.wake_at <= clock_timestamp() AND {_FREE} AND {versions.OF_C} "
+_DUE = f"c.wake_at <= clock_timestamp() AND {_FREE} AND {versions.OF_C} AND (c.state <> 'READY' OR {halts.NONE}) "
 
 
 def next_due(connection: Connection, queue: str, skip: Sequence[str] = ()) -> str | None:
@@ -104,8 +104,9 @@ _START = text(
     """
     WITH cand AS (
         SELECT action_id AS id, tool, tenant, limited FROM actions
-        WHERE action_id = :action_id AND state = 'READY' AND wake_at <= clock_timestamp() FOR UPDATE SKIP LOCKED),
+        WHERE action_id = :action_id AND state = 'READY' AND wake_at <= clock_timestamp()
     """
+    + f"AND {halts.NONE} FOR UPDATE SKIP LOCKED),"
     + slots.TAKE
     + """,
     started AS (

@@ -427,6 +427,23 @@ envelopes = Table(
     PrimaryKeyConstraint("sender", "nonce"),
 )
 
+halts = Table(
+    "halts",
+    metadata,
+    Column("halt_id", BigInteger, Identity(), primary_key=True),
+    Column("code", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    _time("anchored_at", nullable=False),  # of the newest anchor that was looked at
+    _time("created_at", nullable=False, now=True),
+    _time("lifted_at"),
+    Column("lifted_by", Text, nullable=True),
+    Column("reason", Text, nullable=True),
+    CheckConstraint(
+        "(lifted_at IS NULL) = (lifted_by IS NULL) AND (lifted_at IS NULL) = (reason IS NULL)", name="lifted"
+    ),
+    Index("uq_halts_open", "code", unique=True, postgresql_where=text("lifted_at IS NULL")),
+)
+
 # Append-only tables refuse UPDATE and DELETE; a settled call keeps its result for ever.
 TRIGGERS = (
     """

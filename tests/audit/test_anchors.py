@@ -143,7 +143,7 @@ def test_a_database_that_went_backwards_is_seen(bench: Bench, path: Path) -> Non
     with capture_logs() as logs:
         anchoring(bench, path).round()
     assert [(e["event"], e["log_level"]) for e in logs] == [
-        ("audit.went_backwards", "error"), ("audit.not_as_anchored", "error"),
+        ("audit.went_backwards", "error"), ("audit.not_as_anchored", "error"), ("writes.halted", "error"),
     ]  # fmt: skip
     assert logs[1]["operation_id"] == operation_id
     [finding] = verify(bench.app.database, operation_id=operation_id, anchored=anchors.read(path, KEY)).findings

@@ -39,3 +39,18 @@ def session(database_url: str) -> Iterator[Session]:
     url = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as watcher:
         yield Session(holder, watcher)
+
+
+@contextmanager
+def administrator(database_url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]:
+    """A session beside the database, which can end the others' and replace it; and the database's name."""
+    url = make_url(database_url)
+    target = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
+    with psycopg.connect(target, autocommit=True) as connection:
+        yield connection, str(url.database)
+
+
+def end_sessions(connection: psycopg.Connection[Any], name: str) -> None:
+    """All that are open to this database, and wait until they are gone."""
+    gone = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE datname = %s"
+    connection.execute(gone, [name])

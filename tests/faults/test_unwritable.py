@@ -4,14 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import psycopg
 import pytest
-from sqlalchemy.engine import make_url
 
 from orchestrator import commands, dispatch, turn
 from orchestrator.app import App
 from orchestrator.domain.errors import Unavailable
 from orchestrator.settings import Settings
+from tests.faults.locks import administrator, end_sessions
 from tests.orchestrator.desk import DONE, Desk, call, calls
 from tests.store.rows import eventually
 
@@ -19,7 +18,7 @@ from tests.store.rows import eventually
 @contextmanager
 def read_only(desk: Desk, database_url: str) -> Iterator[None]:
     """For every session from now on, as a standby is; those that are open are ended, and the application noticed."""
-    with admin(database_url) as (connection, name):
+    with administrator(database_url) as (connection, name):
         connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
         end_sessions(connection, name)
         desk.app.database.engine.dispose()
@@ -29,19 +28,6 @@ def read_only(desk: Desk, database_url: str) -> Iterator[None]:
             connection.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
             end_sessions(connection, name)
             desk.app.database.engine.dispose()
-
-
-@contextmanager
-def admin(database_url: str) -> Iterator[tuple[psycopg.Connection[object], str]]:
-    url = make_url(database_url)
-    target = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
-    with psycopg.connect(target, autocommit=True) as connection:
-        yield connection, str(url.database)
-
-
-def end_sessions(connection: psycopg.Connection[object], name: str) -> None:
-    gone = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE datname = %s"
-    connection.execute(gone, [name])
 
 
 @contextmanager
