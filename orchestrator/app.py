@@ -24,7 +24,7 @@ from orchestrator.leases import LeaseKeeper
 from orchestrator.provider import model_client
 from orchestrator.settings import Settings
 from policy.profile import Profile
-from store import operations, slots
+from store import envelopes, operations, slots
 from store.db import Database
 from store.versions import NewerVersion
 
@@ -108,6 +108,11 @@ class App:
             except ValidationError:
                 raise NewerVersion(f"profile {body.get('name')!r}") from None
         return self._profiles[digest]
+
+    def clock(self) -> float:
+        """Unix time on the database's clock, the only one that all processes share. Raises Unavailable."""
+        with self.database.autocommit() as connection:
+            return envelopes.clock(connection)
 
     @cached_property
     def read_queues(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ environment variable which that entry names. See `enqueue` for the form, and doc
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -42,8 +42,10 @@ def check_senders(settings: Settings, environ: Mapping[str, str] | None = None) 
             raise ConfigError("SHARED_KEY", f"TURNQUEUE_SENDERS: {other!r} and {name!r} have the same key")
 
 
-def open_sealed(settings: Settings, sealed: object) -> tuple[Submission, Envelope]:
-    """Verify and open.
+def open_sealed(
+    settings: Settings, sealed: object, clock: Callable[[], float] = time.time
+) -> tuple[Submission, Envelope]:
+    """Verify and open. `clock` tells Unix time; it is asked only where the signature holds.
 
     Raises UserError ENVELOPE_BARE (not a string, or not of our form), ENVELOPE_TOO_LARGE, ENVELOPE_UNKNOWN_SENDER,
     ENVELOPE_FORGED, ENVELOPE_EXPIRED, ENVELOPE_FORBIDDEN or BAD_FIELD; ConfigError when the sender's key is not set.
@@ -58,7 +60,7 @@ def open_sealed(settings: Settings, sealed: object) -> tuple[Submission, Envelop
     if rule is None:
         raise UserError("ENVELOPE_UNKNOWN_SENDER", "the envelope names no known sender")
     payload, signed_at = _verify(sender, _key(rule), sealed)
-    expires_at = _check_time(settings, signed_at)
+    expires_at = _check_time(settings, signed_at, clock())
     content = _parse(payload)
     request = submission(**content.request)
     _check_allowed(sender, rule, request, content.request)
@@ -73,8 +75,8 @@ def _verify(sender: str, key: str, sealed: str) -> tuple[bytes, datetime]:
     return signed.split(b".", 2)[2], signed_at
 
 
-def _check_time(settings: Settings, signed_at: datetime) -> float:
-    age = time.time() - signed_at.timestamp()
+def _check_time(settings: Settings, signed_at: datetime, now: float) -> float:
+    age = now - signed_at.timestamp()
     # itsdangerous counts whole seconds and would take a sender whose clock is one second ahead for expired.
     if not -SKEW_SECONDS <= age <= settings.envelope_seconds:
         raise UserError("ENVELOPE_EXPIRED", f"the envelope was signed {age:.0f} s ago")

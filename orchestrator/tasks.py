@@ -87,7 +87,7 @@ def submit(*args: Any, **kwargs: Any) -> None:
     root = process_app()
     sealed = args[0] if len(args) == 1 and not kwargs else None
     try:
-        request, proof = envelope.open_sealed(root.settings, sealed)
+        request, proof = envelope.open_sealed(root.settings, sealed, root.clock)
         created = commands.submit(root, request, proof)
     except UserError as error:
         log.warning("envelope.refused", code=error.code, reason=error.message)

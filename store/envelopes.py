@@ -30,3 +30,8 @@ def forget_expired(connection: Connection) -> int:
     """Expired envelopes are refused by their signature's time; their nonces need not be kept a day longer."""
     statement = text("DELETE FROM envelopes WHERE expires_at < clock_timestamp() - interval '1 day'")
     return connection.execute(statement).rowcount
+
+
+def clock(connection: Connection) -> float:
+    """Unix time of the database."""
+    return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
