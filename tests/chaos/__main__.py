@@ -2,6 +2,7 @@
 
     python -m tests.chaos --kills 300 --seed 1 [--faults kill,flush,broker,stop,dup,pg,zombie] [--each N] [--json]
 
+`--faults ...,proxy` puts proxies before every server; with nothing to be killed the run lasts for `--seconds`.
 Exit status 1 when something was lost, doubled or left behind; then seed, last failpoint and the command are printed.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.faults import EVERY, LEDGER, Faults
-from tests.chaos.world import World, world
+from tests.chaos.world import PROXIED, World, world
 
 KINDS = ("kill", *EVERY)
 
@@ -26,12 +27,15 @@ def _say(text: str) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     since = time.monotonic()
-    with world(options.seed, workers=options.workers, client=("--in-flight", str(options.in_flight))) as here:
+    kinds = set(options.faults.split(","))
+    client = ("--in-flight", str(options.in_flight))
+    proxied = PROXIED if "proxy" in kinds else ()
+    with world(options.seed, workers=options.workers, client=client, proxied=proxied) as here:
         _say(f"seed {options.seed}, logs in {here.folder}")
         here.ledger.control(faults=LEDGER, late_s=0.4, hide_s=4.0)
         _say(f"ready after {time.monotonic() - since:.0f} s")
         every = {kind: max(1, options.kills // options.each) if options.each else EVERY[kind] for kind in EVERY}
-        faults = Faults(here, options.seed, set(options.faults.split(",")), _say, every)
+        faults = Faults(here, options.seed, kinds, _say, every)
         _disturb(here, faults, options, since)
         (here.folder / "enough").touch()
         faults.finish()
@@ -51,7 +55,11 @@ def _disturb(here: World, faults: Faults, options: argparse.Namespace, since: fl
     wanted = set(options.faults.split(",")) & EVERY.keys()
 
     def enough() -> bool:
-        return faults.killed() >= options.kills and all(faults.done[kind] >= options.each for kind in wanted)
+        return (
+            "kill" in options.faults
+            and faults.killed() >= options.kills
+            and all(faults.done[kind] >= options.each for kind in wanted)
+        )
 
     while not enough() and time.monotonic() - since < options.seconds:
         faults.step()
@@ -69,7 +77,8 @@ def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> di
         "seed": seed,
         "operations": counts["accepted"],
         "kills": faults.killed(),
-        "faults": dict(faults.done) | {"zombie": sum(action == "stop" for *_, action in here.fired())},
+        "faults": dict(faults.done)
+        | {"zombie": sum(action == "stop" for *_, action in here.fired()), "proxy": faults.network.done()},
         "points": dict(sorted(Counter(point for point, _, _, action in here.fired() if action == "kill").items())),
         "last_failpoints": [f"{point}:{hit}:{action}" for point, hit, _, action in here.fired()[-3:]],
         "duplicate_effects": broken["I1"],

@@ -12,15 +12,16 @@ import json
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
+from sqlalchemy import text
 
 from orchestrator import commands
 from orchestrator.app import App
-from orchestrator.domain.errors import TurnqueueError
+from orchestrator.domain.errors import Conflict, TurnqueueError
 from orchestrator.settings import Settings
 
 TENANTS = ("north", "south", "west")
@@ -83,16 +84,17 @@ def _note(folder: Path, line: dict[str, Any]) -> None:
 
 
 def _step(app: App, model: httpx.Client, options: argparse.Namespace) -> None:
-    url = (app.settings.database_url or "").replace("+psycopg", "")
-    with psycopg.connect(url, autocommit=True) as connection:
-        for approval_id, tenant in connection.execute(_ASKED).fetchall():
+    with app.database.autocommit() as connection:
+        asked = [(row.approval_id, row.tenant) for row in connection.execute(text(_ASKED))]
+        live = connection.execute(text(_LIVE)).scalar_one()
+    for approval_id, tenant in asked:
+        with suppress(Conflict):  # the answer to an earlier one was lost
             commands.approve(app, approval_id, by=f"{tenant}/person", tenant=tenant)
-        live = connection.execute(_LIVE).fetchone()
     if (options.folder / "enough").exists():
         return
     known = {line["number"] for line in accepted(options.folder)}
     number = max(known, default=-1) + 1
-    for _ in range(options.in_flight - (live[0] if live else 0)):
+    for _ in range(options.in_flight - live):
         _note(options.folder, submit(app, model, options.seed, number))
         number += 1
 
@@ -109,7 +111,7 @@ def main() -> None:
         while True:
             try:
                 _step(app, model, options)
-            except (TurnqueueError, psycopg.Error) as error:  # a server is away, or another was first: again later
+            except (TurnqueueError, httpx.HTTPError) as error:  # a server is away: again later
                 print(type(error).__name__, str(error)[:200], flush=True)
             time.sleep(0.1)
 

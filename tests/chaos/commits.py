@@ -27,7 +27,7 @@ from tests.chaos.evidence import lines
 from tests.chaos.world import World, wait_until, world
 
 PROCESSES = 2
-FAULTS = {"commit": 0.3, "uncommitted": 0.05, "answer": 0.05}
+FAULTS = {"commit": 0.75, "uncommitted": 0.03, "answer": 0.02}
 LEDGER = {"before": 0.02, "after": 0.03, "status": 0.03, "garbage": 0.02, "refuse": 0.02}
 # Somebody who is at work, or anybody where nobody is.
 _TERMINATE = """

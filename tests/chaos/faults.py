@@ -12,6 +12,7 @@ import psycopg
 
 from orchestrator.failpoints import POINTS
 from orchestrator.hints import HintPublisher
+from tests.chaos.network import Network
 from tests.chaos.world import LEASE, World
 
 # The migration is killed once, before the run (tests.chaos.world).
@@ -50,6 +51,7 @@ class Faults:
         self._next_kill = 0.0
         self._every = every
         self._due = {kind: self._random.randint(1, every[kind]) for kind in sorted(kinds & every.keys())}
+        self.network = Network(world, seed, say)
         self._hung: float | None = None  # when the stopped broker goes on
         self._stopped: dict[int, float] = {}  # zombies: process id -> when to wake it
 
@@ -62,6 +64,7 @@ class Faults:
             self._kill_somebody()
         self._wake_zombies()
         self._wake_broker()
+        self.network.step()
         for kind, due in self._due.items():
             if self.killed() >= due and self._hung is None:
                 every = self._every[kind]
@@ -72,6 +75,7 @@ class Faults:
 
     def finish(self) -> None:
         """No more of it."""
+        self.network.finish()
         self._world.disarm()
         self._wake_zombies(everybody=True)
         self._wake_broker(at_once=True)

@@ -145,7 +145,10 @@ class Handler(BaseHTTPRequestHandler):
     _at_work: tuple[dict[str, Any], int] | None = None
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        size = int(self.headers.get("content-length", 0))
+        body = self.rfile.read(size)
+        if len(body) < size:
+            raise ConnectionResetError("half of a request")
         if self.path == "/control":
             self.book.control(json.loads(body))
             self._answer(200, {})

@@ -93,7 +93,7 @@ TOOLS = (
 )
 PROFILE = Profile(
     name="chaos",
-    model=Model(api="openai-responses", name="chaos", base_url="$CHAOS_MODEL_URL"),
+    model=Model(api="openai-responses", name="chaos", base_url="$CHAOS_MODEL_URL", timeout=20.0),
     instructions="Do what the script says.",
     tools=tuple(spec.name for spec in TOOLS),
     approvals=(ApprovalRule(tools=("pay_two",), approvers=2, separate=True),),
