@@ -121,6 +121,7 @@ def show(
 def list_(
     state: Annotated[str | None, typer.Option(help="Only operations in this state.")] = None,
     tenant: Tenant = None,
+    parked: Annotated[bool, typer.Option("--parked", help="Only those that wait for `release`.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
     as_json: Json = False,
 ) -> None:
@@ -128,7 +129,7 @@ def list_(
     with reported(as_json):
         from orchestrator import cli_verbs
 
-        cli_verbs.list_operations(state=state, tenant=tenant, limit=limit, as_json=as_json)
+        cli_verbs.list_operations(state=state, tenant=tenant, parked=parked, limit=limit, as_json=as_json)
 
 
 @command()
@@ -190,6 +191,15 @@ def cancel(operation_id: OperationId, by: By = None, as_json: Json = False) -> N
         from orchestrator import cli_verbs
 
         cli_verbs.cancel(operation_id, by=by, as_json=as_json)
+
+
+@command()
+def release(operation_id: OperationId, by: By = None, as_json: Json = False) -> None:
+    """Try again what was parked because it failed too often."""
+    with reported(as_json):
+        from orchestrator import cli_verbs
+
+        cli_verbs.release(operation_id, by=by, as_json=as_json)
 
 
 @command()

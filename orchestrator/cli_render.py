@@ -71,7 +71,11 @@ def timeline(view: OperationView) -> list[Entry]:
 
 
 def outcome(view: OperationView) -> str:
-    return view.state if view.reason is None else f"{view.state} ({view.reason})"
+    return _outcome(view.state, view.reason, view.parked)
+
+
+def _outcome(state: str, reason: str | None, parked: str | None) -> str:
+    return state + (f" ({reason})" if reason else "") + (f" (parked: {parked})" if parked else "")
 
 
 def _asked(turn: TurnView) -> Entry:
@@ -181,7 +185,7 @@ def listing(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Operations, newest first."""
     table = _table("operation", "state", "profile", "tenant", "subject", "turns", "submitted")
     for row in rows:
-        state = row["state"] if row["reason"] is None else f"{row['state']} ({row['reason']})"
+        state = _outcome(row["state"], row["reason"], row["parked"])
         submitted = f"{row['created_at']:%Y-%m-%d %H:%M:%S}"
         table.add_row(
             Text(row["operation_id"], no_wrap=True), _state(state), *_texts(row["profile"], row["tenant"]),

@@ -105,9 +105,9 @@ def show(operation_id: str, *, follow: bool, personal: bool, as_json: bool) -> i
     return ended_well(view) if follow else Exit.OK
 
 
-def list_operations(*, state: str | None, tenant: str | None, limit: int, as_json: bool) -> None:
+def list_operations(*, state: str | None, tenant: str | None, parked: bool, limit: int, as_json: bool) -> None:
     with attached() as app:
-        rows = commands.list_operations(app, tenant=tenant, state=state, limit=limit)
+        rows = commands.list_operations(app, tenant=tenant, state=state, parked=parked, limit=limit)
     if as_json:
         print_json({"operations": [{k: _json_time(v) for k, v in row.items()} for row in rows]})
     elif rows:
@@ -123,6 +123,15 @@ def cancel(operation_id: str, *, by: str | None, as_json: bool) -> None:
         print_json({"operation_id": operation_id, "state": state})
     else:
         print_line(f"{operation_id} {state}")
+
+
+def release(operation_id: str, *, by: str | None, as_json: bool) -> None:
+    with attached() as app:
+        commands.release(app, operation_id, by=os_user() if by is None else by)
+    if as_json:
+        print_json({"operation_id": operation_id, "released": True})
+    else:
+        print_line(f"{operation_id} released")
 
 
 def _json_time(value: object) -> object:

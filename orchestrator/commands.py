@@ -13,6 +13,7 @@ from orchestrator.domain.errors import Conflict, NotFound, UserError
 from orchestrator.domain.operation import TERMINAL, OperationState
 from orchestrator.failpoints import failpoint
 from orchestrator.ids import new_id
+from orchestrator.parking import release as release  # noqa: PLC0414
 from orchestrator.people import amend as amend  # noqa: PLC0414
 from orchestrator.people import answer as answer  # noqa: PLC0414
 from orchestrator.people import approvals_missing as approvals_missing  # noqa: PLC0414
@@ -165,10 +166,10 @@ def inspect(app: App, operation_id: str, *, tenant: str | None = None, personal:
 
 
 def list_operations(
-    app: App, *, tenant: str | None = None, state: str | None = None, limit: int = 50
+    app: App, *, tenant: str | None = None, state: str | None = None, parked: bool = False, limit: int = 50
 ) -> list[dict[str, Any]]:
-    """Newest first. Raises UserError BAD_FIELD for an unknown state."""
+    """Newest first; `parked`: only those that wait for `release`. Raises UserError BAD_FIELD for an unknown state."""
     if state is not None and state not in OperationState.__members__:
         raise UserError("BAD_FIELD", f"state: {state!r} is not one of {', '.join(OperationState)}")
     with app.database.autocommit() as connection:
-        return operations.list_newest(connection, tenant=tenant, state=state, limit=limit)
+        return operations.list_newest(connection, tenant=tenant, state=state, parked=parked, limit=limit)

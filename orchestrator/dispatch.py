@@ -2,10 +2,13 @@
 
 import structlog
 
-from orchestrator import checks, reads, writes
+from executors.registry import ToolSpec
+from orchestrator import checks, parking, reads, writes
 from orchestrator.app import App
-from orchestrator.domain.action import ActionState
+from orchestrator.domain.action import UNCERTAIN, ActionState
+from orchestrator.domain.errors import TurnqueueError
 from store import actions
+from store.records import ActionRecord
 
 log = structlog.get_logger()
 
@@ -44,7 +47,47 @@ def _run_action(app: App, action_id: str) -> bool:
         return False
     with structlog.contextvars.bound_contextvars(operation_id=action.operation_id, action_id=action_id):
         if action.state is ActionState.READY:
-            return writes.start(app, spec, action)
-        if action.state in (ActionState.UNKNOWN, ActionState.PENDING):
-            return checks.check(app, spec, action)
+            return _start(app, spec, action)
+        if action.state in UNCERTAIN:
+            return _check(app, spec, action)
     return False
+
+
+def _start(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
+    """Start a write; what fails before it is STARTED is counted, and in the end parked."""
+    faults = action.faults + 1
+    hooks = spec.authorize is not None or spec.resource_version is not None
+    if hooks:  # the host's code runs next, of which this process may die: count before
+        with app.database.autocommit() as connection:
+            faults = actions.count_faults(connection, action, faults)
+    if faults > app.settings.lost_limit:
+        parking.broken_action(app, action, None, faults)
+        return True
+    try:
+        started = writes.start(app, spec, action)
+    except TurnqueueError:
+        raise
+    except Exception as error:
+        parking.broken_action(app, action, error, faults)
+        raise
+    if hooks and not started:  # no slot, or another worker was first: no fault of its own
+        with app.database.autocommit() as connection:
+            actions.count_faults(connection, action, action.faults)
+    return started
+
+
+def _check(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
+    """Reconcile; the claim has counted it, and whatever is recorded sets the count back."""
+    if action.faults >= app.settings.lost_limit:
+        parking.broken_action(app, action, None, action.faults)
+        return True
+    try:
+        return checks.check(app, spec, action)
+    except TurnqueueError:
+        raise
+    except Exception as error:
+        with app.database.autocommit() as connection:
+            claimed = actions.load(connection, action.action_id)
+        if claimed is not None and claimed.fence == action.fence + 1:
+            parking.broken_action(app, claimed, error, claimed.faults)
+        raise

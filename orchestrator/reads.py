@@ -24,6 +24,7 @@ from executors.run import (
 from orchestrator import attempt, binding, engine
 from orchestrator.app import App
 from orchestrator.domain import digests
+from orchestrator.domain.errors import TurnqueueError
 from orchestrator.domain.model import AttemptState, CallState
 from orchestrator.domain.operation import TERMINAL
 from orchestrator.failpoints import failpoint
@@ -56,9 +57,46 @@ def run(app: App, queue: str, hint: str | None) -> bool:
         app.leases.hold("call", row["call_key"], row["fence"], since) as lease,
     ):
         failpoint("read.claimed")
-        outcome = _read_outcome(app, row, lease)
-        failpoint("read.answered")
-        _record_read(app, row, outcome)
+        try:
+            outcome = _read_outcome(app, row, lease)
+            failpoint("read.answered")
+            _record_read(app, row, outcome)
+        except TurnqueueError:
+            raise
+        except Exception:
+            _broken(app, row)
+            raise
+    return True
+
+
+def _broken(app: App, row: dict[str, Any]) -> None:
+    """Something outside of the handler failed that nobody foresaw: another try, as often as the tool allows."""
+
+    def work(connection: Connection) -> list[engine.Wake]:
+        with engine.Unit(connection, f"worker:{app.worker}") as unit:
+            hand_back(app, unit, row, AttemptState.FAILED, "INTERNAL")
+        return unit.wakes
+
+    with suppress(NotOurs):
+        app.publish(app.database.transact(work, again=app.settings.lease_seconds))
+
+
+def hand_back(app: App, unit: engine.Unit, row: Mapping[str, Any], ended: AttemptState, code: str) -> bool:
+    """An attempt of which nothing was recorded: the read is due again, or FAILED with `code` when it was tried often
+    enough. `row`: a claimed call. False, or NotOurs: its fence is another's by now.
+    """
+    spec = app.registry.tool(row["tool"])
+    if spec is None or row["attempts"] < spec.max_attempts:
+        return calls.try_again(
+            unit.connection,
+            call_key=row["call_key"],
+            fence=row["fence"],
+            attempt_state=ended,
+            code=code,
+            contacted=None,
+            delay=backoff(row["attempts"]).total_seconds() / 2,
+        )
+    settle_read(unit, row, ReadRecord(CallState.FAILED, ended, results.error("failed", code), None), None)
     return True
 
 

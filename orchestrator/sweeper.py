@@ -8,15 +8,17 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection
 
 from executors import results
-from orchestrator import consequences, engine, reads
+from orchestrator import consequences, engine, parking, reads
 from orchestrator.app import App
 from orchestrator.auditing import Anchoring
 from orchestrator.domain import events as e
@@ -29,7 +31,7 @@ from orchestrator.logs import configure
 from orchestrator.settings import Settings
 from policy.retry import backoff
 from store import actions, approvals, calls, envelopes, operations, questions
-from store.db import still_there, try_lock
+from store.db import short_locks, still_there, try_lock
 from store.records import ActionRecord, CallRecord
 from store.revisions import check_migrated
 from store.tables import SCHEMA_VERSION
@@ -38,6 +40,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 BATCH = 200
+FORGET_SECONDS = 600.0  # a row that was put off and has not been met since needs no repair any more
 # "tqsw", one for each schema version: an older sweeper must not keep a newer one from rows that only that one knows.
 _LOCK = 0x7471_7377 + SCHEMA_VERSION - 1
 
@@ -74,6 +77,8 @@ def run_once(app: App) -> dict[str, int]:
     """One round; returns how many rows each repair touched."""
     done = {}
     for name, repair in _REPAIRS.items():
+        if app.stopping.is_set():
+            break
         done[name] = repair(app)
     if any(done.values()):
         log.info("sweeper.round", **done)
@@ -85,6 +90,7 @@ def _unit_of_work(app: App, work: Callable[[engine.Unit], bool]) -> bool:
 
     def transaction(connection: Connection) -> tuple[bool, list[engine.Wake]]:
         with engine.Unit(connection, "sweeper") as unit:
+            short_locks(connection)
             return work(unit), unit.wakes
 
     changed, wakes = app.database.transact(transaction)
@@ -93,17 +99,82 @@ def _unit_of_work(app: App, work: Callable[[engine.Unit], bool]) -> bool:
     return changed
 
 
-def _each(rows: Iterable[T], repair: Callable[[T], bool]) -> int:
-    """How many were repaired. A row that cannot be, such as one of a newer release, must not hold up the others."""
+@dataclass
+class _PutOff:
+    """Rows that could not be repaired: each is looked at again later and later, so that the others have their turn."""
+
+    until: dict[str, float] = field(default_factory=dict)  # by row id, on the monotonic clock
+    tries: Counter[str] = field(default_factory=Counter)
+
+    def waits(self, row_id: str) -> bool:
+        return self.until.get(row_id, 0.0) > time.monotonic()
+
+    def add(self, row_id: str) -> None:
+        self.tries[row_id] += 1
+        for gone in [each for each, until in self.until.items() if time.monotonic() - until > FORGET_SECONDS]:
+            self.forget(gone)
+        self.until[row_id] = time.monotonic() + backoff(self.tries[row_id]).total_seconds()
+
+    def forget(self, row_id: str) -> None:
+        self.until.pop(row_id, None)
+        self.tries.pop(row_id, None)
+
+
+_put_off = _PutOff()
+
+
+def _each(
+    app: App,
+    find: Callable[[Connection, int], Sequence[T]],
+    ids: Callable[[T], tuple[str, str]],
+    repair: Callable[[App, T], bool],
+    last_resort: Callable[[App, T], None] | None = None,
+) -> int:
+    """Repair what `find` lists, batch after batch; how many were. `ids` gives a row's id and its operation's.
+
+    One that cannot be repaired must not hold up the others, whether another session has it locked, it is of a newer
+    release, or its repair raises: that is counted, and often enough the operation is marked and `last_resort` done.
+    """
     repaired = 0
-    for row in rows:
-        try:
-            repaired += repair(row)
-        except Unavailable:
+    while True:
+        with app.database.autocommit() as connection:
+            rows = find(connection, BATCH + len(_put_off.until))
+        done = sum(_repaired(app, row, ids(row), repair, last_resort) for row in rows)
+        repaired += done
+        if done < BATCH or app.stopping.is_set():
+            return repaired
+        beat(app.settings.heartbeat_file)
+
+
+def _repaired(
+    app: App,
+    row: T,
+    ids: tuple[str, str],
+    repair: Callable[[App, T], bool],
+    last_resort: Callable[[App, T], None] | None,
+) -> bool:
+    row_id, operation_id = ids
+    if app.stopping.is_set() or _put_off.waits(row_id):
+        return False
+    try:
+        done = repair(app, row)
+    except Unavailable as error:
+        if error.code != "DATABASE_BUSY":
             raise
-        except Exception:
-            log.exception("sweeper.row_failed")
-    return repaired
+        log.warning("sweeper.row_busy", row=row_id)
+        return False
+    except TurnqueueError as error:
+        log.warning("sweeper.row_left", row=row_id, code=error.code)
+        _put_off.add(row_id)
+        return False
+    except Exception as error:
+        log.exception("sweeper.row_failed", row=row_id, operation_id=operation_id)
+        _put_off.add(row_id)
+        if parking.unrepaired(app, operation_id, error) and last_resort is not None:
+            last_resort(app, row)
+        return False
+    _put_off.forget(row_id)
+    return done
 
 
 # --- leases --------------------------------------------------------------------------------------------------------
@@ -111,20 +182,20 @@ def _each(rows: Iterable[T], repair: Callable[[T], bool]) -> int:
 
 def lost_turns(app: App) -> int:
     """A worker died while it asked the model: nothing was dispatched, so the turn is asked again, or given up."""
-    with app.database.autocommit() as connection:
-        rows = operations.lost_turns(connection, BATCH)
-    return _each(rows, lambda row: _lost_turn(app, *row))
+    return _each(app, operations.lost_turns, lambda row: (row[0], row[0]), _lost_turn)
 
 
-def _lost_turn(app: App, operation_id: str, fence: int) -> bool:
+def _lost_turn(app: App, lost: tuple[str, int]) -> bool:
+    operation_id, fence = lost
+
     def work(unit: engine.Unit) -> bool:
-        held = operations.lock_leased(unit.connection, operation_id, fence)
+        held = operations.lock_leased(unit.connection, operation_id, fence, wait=False)
         if held is None or not operations.lease_expired(unit.connection, operation_id):
             return False
         unit.audit(operation_id, "turn.lost", turn=held.turn, fence=fence)
         profile = app.profile(held.profile_digest, unit.connection)
         again = profile.model.provider_tools_on_loss == "ask_again"
-        event = e.TurnLost(held.lost + 1, app.settings.lost_limit, again)
+        event = parking.lost_turn(app, held, may_ask_again=again)
         engine.apply(unit, held, event, turn=held.turn - 1, lost=held.lost + 1)
         return True
 
@@ -133,25 +204,14 @@ def _lost_turn(app: App, operation_id: str, fence: int) -> bool:
 
 def lost_reads(app: App) -> int:
     """A worker died while it ran a read: another may, as often as the tool allows."""
-    with app.database.autocommit() as connection:
-        rows = calls.lost(connection, BATCH)
-    return _each(rows, lambda call: _lost_read(app, call))
+    return _each(app, calls.lost, lambda call: (call.call_key, call.operation_id), _lost_read)
 
 
 def _lost_read(app: App, call: CallRecord) -> bool:
-    spec = app.registry.tool(call.tool)
-
     def work(unit: engine.Unit) -> bool:
-        ended = {
-            "call_key": call.call_key, "fence": call.fence, "attempt_state": AttemptState.LOST,
-            "code": "WORKER_LOST", "contacted": None,
-        }  # fmt: skip
-        if spec is None or call.attempts < spec.max_attempts:
-            delay = backoff(call.attempts).total_seconds() / 2
-            return calls.try_again(unit.connection, free_slot=False, delay=delay, **ended)
-        lost = reads.ReadRecord(CallState.FAILED, AttemptState.LOST, results.error("failed", "WORKER_LOST"), None)
-        reads.settle_read(unit, asdict(call), lost, None)
-        return True
+        if operations.lock_free(unit.connection, call.operation_id) is None:
+            return False
+        return reads.hand_back(app, unit, asdict(call), AttemptState.LOST, "WORKER_LOST")
 
     try:
         return _unit_of_work(app, work)
@@ -161,18 +221,25 @@ def _lost_read(app: App, call: CallRecord) -> bool:
 
 def lost_writes(app: App) -> int:
     """A worker died between `started` and the record of the outcome: unknown, never sent again for that."""
-    with app.database.autocommit() as connection:
-        rows = actions.lost(connection, BATCH)
-    return _each(rows, lambda action: _lost_write(app, action))
+    tools = [spec.name for spec in app.registry.tools]  # of another tool one must judge that knows it
+    return _each(
+        app,
+        lambda connection, limit: actions.lost(connection, tools, limit),
+        lambda action: (action.action_id, action.operation_id),
+        _lost_write,
+        parking.unknown_at_least,
+    )
 
 
 def _lost_write(app: App, action: ActionRecord) -> bool:
     spec = app.registry.tool(action.tool)
     if spec is None:
-        return False  # a worker that knows the tool must judge
+        return False
 
     def work(unit: engine.Unit) -> bool:
-        held = operations.lock(unit.connection, action.operation_id)
+        held = operations.lock_free(unit.connection, action.operation_id)
+        if held is None:
+            return False
         current = actions.lock(unit.connection, action.action_id)
         if current.fence != action.fence or current.state is not ActionState.STARTED:
             return False
@@ -194,14 +261,14 @@ def _lost_write(app: App, action: ActionRecord) -> bool:
 
 def expired_approvals(app: App) -> int:
     """Nobody decided in time, or nothing started in time: the model is told and goes on."""
-    with app.database.autocommit() as connection:
-        rows = approvals.expired(connection, BATCH)
-    return _each(rows, lambda approval: _expire(app, approval))
+    return _each(app, approvals.expired, lambda approval: (approval.approval_id, approval.operation_id), _expire)
 
 
 def _expire(app: App, approval: approvals.ApprovalRecord) -> bool:
     def work(unit: engine.Unit) -> bool:
-        held = operations.lock(unit.connection, approval.operation_id)
+        held = operations.lock_free(unit.connection, approval.operation_id)
+        if held is None:
+            return False
         action = actions.lock(unit.connection, approval.action_id)
         if not approvals.close(unit.connection, approval.action_id, ApprovalState.EXPIRED):
             return False
@@ -215,14 +282,14 @@ def _expire(app: App, approval: approvals.ApprovalRecord) -> bool:
 
 def expired_questions(app: App) -> int:
     """Nobody answered in time: the operation ends, for the model would have to guess."""
-    with app.database.autocommit() as connection:
-        rows = questions.expired(connection, BATCH)
-    return _each(rows, lambda question: _unanswered(app, question))
+    return _each(app, questions.expired, lambda question: (question.question_id, question.operation_id), _unanswered)
 
 
 def _unanswered(app: App, question: questions.QuestionRecord) -> bool:
     def work(unit: engine.Unit) -> bool:
-        held = operations.lock(unit.connection, question.operation_id)
+        held = operations.lock_free(unit.connection, question.operation_id)
+        if held is None:
+            return False
         waiting = questions.expire(unit.connection, question.question_id)
         if waiting is None:
             return False
@@ -237,15 +304,13 @@ def _unanswered(app: App, question: questions.QuestionRecord) -> bool:
 
 def deadlines(app: App) -> int:
     """Operations past their wall-clock budget end; what was started is still reconciled."""
-    with app.database.autocommit() as connection:
-        rows = operations.past_deadline(connection, BATCH)
-    return _each(rows, lambda operation_id: _deadline(app, operation_id))
+    return _each(app, operations.past_deadline, lambda operation_id: (operation_id, operation_id), _deadline)
 
 
 def _deadline(app: App, operation_id: str) -> bool:
     def work(unit: engine.Unit) -> bool:
-        held = operations.lock(unit.connection, operation_id)
-        return engine.apply(unit, held, e.Exhausted(Reason.DEADLINE)).state is not held.state
+        held = operations.lock_free(unit.connection, operation_id)
+        return held is not None and engine.apply(unit, held, e.Exhausted(Reason.DEADLINE)).state is not held.state
 
     return _unit_of_work(app, work)
 
@@ -288,6 +353,7 @@ def main() -> int:
         signal.signal(name, lambda *_: stop.set())
     try:
         with App.open(Settings.from_env()) as app:
+            app.stopping = stop
             check_migrated(app.database)
             app.sync_slots()
             log.info("sweeper.ready")

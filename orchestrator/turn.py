@@ -18,12 +18,12 @@ import tenacity
 
 from adapters.base import Adapter, Completion, HttpRequest, ModelRequest, Reply
 from adapters.registry import adapter_for
-from orchestrator import engine, provider, recording, transcripts
+from orchestrator import engine, parking, provider, recording, transcripts
 from orchestrator.app import App
 from orchestrator.domain import digests
 from orchestrator.domain import events as e
 from orchestrator.domain.action import UNRESOLVED, ActionState
-from orchestrator.domain.errors import ConfigError
+from orchestrator.domain.errors import ConfigError, TurnqueueError
 from orchestrator.domain.model import CallState, Reason
 from orchestrator.failpoints import failpoint
 from orchestrator.judge import Bench, judge
@@ -81,7 +81,13 @@ def advance(app: App, operation_id: str | None) -> bool:
         structlog.contextvars.bound_contextvars(operation_id=operation.operation_id, turn=operation.turn),
         app.leases.hold("operation", operation.operation_id, operation.fence, since) as lease,
     ):
-        _take_turn(app, operation, lease)
+        try:
+            _take_turn(app, operation, lease)
+        except TurnqueueError:
+            raise
+        except Exception as error:
+            parking.broken_turn(app, operation, error)
+            raise
     return True
 
 
@@ -209,7 +215,7 @@ def _request(app: App, loaded: Loaded) -> ModelRequest:
 
 
 def _ask(app: App, loaded: Loaded, adapter: Adapter, request: ModelRequest, wire: HttpRequest, lease: Lease) -> Asked:
-    """Ask, and ask again in place while the failure is short and the lease is ours."""
+    """Ask, and ask again in place while the failure is short, the lease is ours and we are not told to stop."""
     started = time.monotonic()
     left = (loaded.operation.deadline - loaded.operation.now).total_seconds()
 
@@ -218,7 +224,11 @@ def _ask(app: App, loaded: Loaded, adapter: Adapter, request: ModelRequest, wire
     def short_failure(reply: Reply) -> bool:
         failure = reply.failure
         return (
-            failure is not None and failure.retryable and (failure.retry_after or 0) <= IN_PLACE_WAIT and lease.held()
+            failure is not None
+            and failure.retryable
+            and (failure.retry_after or 0) <= IN_PLACE_WAIT
+            and lease.held()
+            and not app.stopping.is_set()
         )
 
     retrying = tenacity.Retrying(

@@ -142,6 +142,7 @@ class OperationView(BaseModel):
     profile: str
     state: str
     reason: str | None
+    parked: str | None  # what failed too often: nothing of it runs until it is released
     turns: int
     revision: int
     tainted: bool
@@ -231,6 +232,7 @@ def view(connection: Connection, operation: OperationRecord) -> OperationView:
         profile=operation.profile,
         state=operation.state,
         reason=operation.reason,
+        parked=operation.parked,
         turns=operation.turn,
         revision=operation.revision,
         tainted=operation.tainted,

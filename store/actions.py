@@ -111,7 +111,7 @@ _START = text(
     + """,
     started AS (
         UPDATE actions a SET state = 'STARTED', fence = fence + 1, attempts = attempts + 1, checks = 0, wake_at = NULL,
-               started_at = coalesce(started_at, clock_timestamp()),
+               faults = 0, started_at = coalesce(started_at, clock_timestamp()),
                lease_until = clock_timestamp() + make_interval(secs => :lease)
         FROM cand LEFT JOIN taken ON true
         WHERE a.action_id = cand.id AND (NOT cand.limited OR taken.tool IS NOT NULL)
@@ -136,7 +136,7 @@ def start(
 _CHECK = text(
     f"""
     WITH held AS (
-        UPDATE actions c SET fence = fence + 1, checks = checks + 1,
+        UPDATE actions c SET fence = fence + 1, checks = checks + 1, faults = faults + 1,
                lease_until = clock_timestamp() + make_interval(secs => :lease)
         WHERE action_id = :action_id AND state IN ('UNKNOWN', 'PENDING') AND {_DUE}
         RETURNING *),
@@ -199,7 +199,10 @@ _SETTABLE = frozenset(
 
 
 def save(connection: Connection, action: ActionRecord, **changes: Any) -> bool:
-    """Set columns where state and fence are still those of `action`; clears its lease. False: somebody was first."""
+    """Set columns where state and fence are still those of `action`; clears its lease and its faults.
+
+    False: somebody was first.
+    """
     unknown = set(changes) - _SETTABLE
     if unknown:
         raise ValueError(f"unknown columns {sorted(unknown)}")
@@ -209,9 +212,52 @@ def save(connection: Connection, action: ActionRecord, **changes: Any) -> bool:
         .where(
             actions.c.action_id == action.action_id, actions.c.state == action.state, actions.c.fence == action.fence
         )
-        .values(lease_until=None, **changes)
+        .values(lease_until=None, faults=0, **changes)
     )
     return updated.rowcount == 1
+
+
+# --- parking -------------------------------------------------------------------------------------------------------
+
+
+def count_faults(connection: Connection, action: ActionRecord, faults: int) -> int:
+    """So often in a row was it tried to start this action; returns `faults`. Nothing changes where it has moved on."""
+    statement = text(
+        "UPDATE actions SET faults = :faults WHERE action_id = :action_id AND state = 'READY' AND fence = :fence"
+    )
+    connection.execute(statement, {"action_id": action.action_id, "fence": action.fence, "faults": faults})
+    return faults
+
+
+def put_back(connection: Connection, action: ActionRecord, *, faults: int, delay: float | None) -> bool:
+    """Let go of an action of which nothing could be recorded: due again after `delay` seconds, or never (None), and
+    then an uncertain one needs an operator. False: it has been moved meanwhile.
+    """
+    statement = text(
+        """
+        UPDATE actions SET faults = :faults, lease_until = NULL,
+               wake_at = clock_timestamp() + make_interval(secs => CAST(:delay AS double precision)),
+               review = review OR (state <> 'READY' AND CAST(:delay AS double precision) IS NULL)
+        WHERE action_id = :action_id AND state = :state AND fence = :fence AND wake_at IS NOT NULL RETURNING action_id
+        """
+    )
+    values = {
+        "action_id": action.action_id, "state": action.state, "fence": action.fence, "faults": faults, "delay": delay,
+    }  # fmt: skip
+    return connection.execute(statement, values).first() is not None
+
+
+def unpark(connection: Connection, operation_id: str) -> list[tuple[str, str, str]]:
+    """Make due what `put_back` has let go of for good. (action_id, tool, queue) of each."""
+    statement = text(
+        """
+        UPDATE actions SET faults = 0, wake_at = clock_timestamp(), review = false
+        WHERE operation_id = :operation_id AND faults > 0 AND wake_at IS NULL
+          AND state IN ('READY', 'UNKNOWN', 'PENDING')
+        RETURNING action_id, tool, queue
+        """
+    )
+    return [(r.action_id, r.tool, r.queue) for r in connection.execute(statement, {"operation_id": operation_id})]
 
 
 def release(connection: Connection, action_ids: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -239,13 +285,13 @@ def renew(connection: Connection, held: Sequence[tuple[str, int]], lease: float)
     return {(row.action_id, row.fence) for row in connection.execute(statement, values)}
 
 
-def lost(connection: Connection, limit: int) -> list[ActionRecord]:
-    """STARTED actions whose worker's lease has run out: their outcome is unknown."""
+def lost(connection: Connection, tools: Sequence[str], limit: int) -> list[ActionRecord]:
+    """STARTED actions of these tools whose worker's lease has run out: their outcome is unknown."""
     statement = text(
         f"SELECT c.* FROM actions c WHERE c.state = 'STARTED' AND c.lease_until < clock_timestamp() AND {versions.OF_C}"
-        " ORDER BY c.lease_until LIMIT :limit"
+        " AND c.tool = ANY(CAST(:tools AS text[])) ORDER BY c.lease_until LIMIT :limit"
     )
-    return readable(ActionRecord, connection.execute(statement, {"limit": limit}).mappings())
+    return readable(ActionRecord, connection.execute(statement, {"tools": list(tools), "limit": limit}).mappings())
 
 
 def lease_expired(connection: Connection, action_id: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 import tenacity
-from sqlalchemy import Connection, Engine, create_engine, event, exc, text
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, exc, text
 
 from orchestrator.domain.errors import CommitUnknown, Unavailable
 from store import audit
@@ -19,8 +19,10 @@ from store import audit
 T = TypeVar("T")
 _UNREACHABLE = "DATABASE_UNREACHABLE"
 
+# feature_not_supported, which here says: a migration has changed a table since this session prepared a statement on it.
+_OUTDATED = "0A000"
 # serialization_failure, deadlock_detected, lock_not_available: the transaction did not happen and may be tried again.
-_TRY_AGAIN = frozenset({"40001", "40P01", "55P03"})
+_TRY_AGAIN = frozenset({"40001", "40P01", "55P03", _OUTDATED})
 _TOO_SLOW = "57014"  # query_canceled, by statement_timeout
 # A server that answers and can change nothing: a standby or one set so, and one without space.
 _UNABLE = {"25006": "DATABASE_READ_ONLY", "53100": "DATABASE_FULL"}
@@ -92,6 +94,7 @@ class Database:
             connect_args=_CONNECT,
         )
         event.listen(engine, "do_connect", _connect)
+        event.listen(engine, "handle_error", _renew)
         return engine
 
     @contextmanager
@@ -189,6 +192,11 @@ class Database:
             self.engine.dispose()
 
 
+def short_locks(connection: Connection) -> None:
+    """In this transaction, wait a moment only for a row that another session holds; Unavailable DATABASE_BUSY then."""
+    connection.execute(text("SET LOCAL lock_timeout = '250ms'"))
+
+
 def try_lock(connection: Connection, key: int) -> bool:
     """Take an advisory lock for as long as this session lives; False: another session has it."""
     return bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar())
@@ -217,6 +225,12 @@ def _mapped() -> Iterator[None]:
 
 def _connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> psycopg.Connection[Any]:
     return _Bounded.connect(*arguments, **options)
+
+
+def _renew(context: ExceptionContext) -> None:
+    """Workers live through migrations: their sessions, and what these have prepared, give way to new ones."""
+    if _sqlstate(context.sqlalchemy_exception) == _OUTDATED:
+        context.is_disconnect = True
 
 
 def _pause() -> None:

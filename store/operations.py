@@ -89,6 +89,7 @@ def claim_turn(connection: Connection, operation_id: str | None, lease: float) -
 
 _LOAD = text(f"SELECT {_COLUMNS} FROM operations WHERE operation_id = :operation_id")
 _LOCK = text(f"SELECT {_COLUMNS} FROM operations WHERE operation_id = :operation_id FOR UPDATE")
+_LOCK_FREE = text(f"SELECT {_COLUMNS} FROM operations WHERE operation_id = :operation_id FOR UPDATE SKIP LOCKED")
 
 
 def load(connection: Connection, operation_id: str) -> OperationRecord | None:
@@ -106,9 +107,24 @@ def lock(connection: Connection, operation_id: str) -> OperationRecord:
     return record(OperationRecord, row)
 
 
-def lock_leased(connection: Connection, operation_id: str, fence: int) -> OperationRecord | None:
-    """The row, locked, if this fence still holds its turn; None tells a zombie to stop."""
-    held = lock(connection, operation_id)
+def lock_free(connection: Connection, operation_id: str) -> OperationRecord | None:
+    """The row, locked; None at once where another session holds it: its holder may be frozen, the next look comes soon.
+
+    Raises NewerVersion.
+    """
+    row = connection.execute(_LOCK_FREE, {"operation_id": operation_id}).mappings().first()
+    if row is None:
+        return None
+    versions.check(operation_id, row["schema_version"])
+    return record(OperationRecord, row)
+
+
+def lock_leased(connection: Connection, operation_id: str, fence: int, *, wait: bool = True) -> OperationRecord | None:
+    """The row, locked, if this fence still holds its turn; None tells a zombie to stop, and without `wait` also that
+    another session has the lock."""
+    held = lock(connection, operation_id) if wait else lock_free(connection, operation_id)
+    if held is None:
+        return None
     return held if held.fence == fence and held.state is OperationState.MODEL_REQUESTED else None
 
 
@@ -225,18 +241,29 @@ def due(connection: Connection, limit: int) -> list[str]:
     return list(connection.execute(statement, {"limit": limit}).scalars())
 
 
+def last_ask(connection: Connection, operation_id: str, turn: int) -> int:
+    """The number of the last recorded request of a turn; 0 when there is none."""
+    statement = text("SELECT max(ask) FROM turns WHERE operation_id = :operation_id AND turn = :turn")
+    return int(connection.execute(statement, {"operation_id": operation_id, "turn": turn}).scalar() or 0)
+
+
 # --- people --------------------------------------------------------------------------------------------------------
 
 
-def list_newest(connection: Connection, *, tenant: str | None, state: str | None, limit: int) -> list[dict[str, Any]]:
+def list_newest(
+    connection: Connection, *, tenant: str | None, state: str | None, parked: bool, limit: int
+) -> list[dict[str, Any]]:
+    """`parked`: only those that wait for `release`."""
     statement = text(
         """
-        SELECT operation_id, tenant, subject, profile, state, reason, turn, created_at, ended_at FROM operations
+        SELECT operation_id, tenant, subject, profile, state, reason, parked, turn, created_at, ended_at FROM operations
         WHERE (CAST(:tenant AS text) IS NULL OR tenant = :tenant) AND (CAST(:state AS text) IS NULL OR state = :state)
+          AND (parked IS NOT NULL OR NOT :parked)
         ORDER BY created_at DESC, operation_id DESC LIMIT :limit
         """
     )
-    rows = connection.execute(statement, {"tenant": tenant, "state": state, "limit": limit}).mappings()
+    values = {"tenant": tenant, "state": state, "parked": parked, "limit": limit}
+    rows = connection.execute(statement, values).mappings()
     return [dict(row) for row in rows]
 
 

@@ -62,6 +62,7 @@ class OperationRecord:
     turn: int
     asks: int
     lost: int
+    parked: str | None
     open_calls: int
     open_reads: int
     held_reads: int
@@ -144,6 +145,7 @@ class ActionRecord:
     wake_at: datetime | None
     attempts: int
     checks: int
+    faults: int
     review: bool
     external_ref: str | None
     observation: str | None

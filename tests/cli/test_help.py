@@ -11,7 +11,7 @@ from tests.cli.conftest import Shell
 HEAVY = ("celery", "kombu", "sqlalchemy", "psycopg", "httpx", "pydantic", "embedded", "examples", "orchestrator.app")
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = {"demo", "up", "run", "submit", "show", "list", "approve", "deny", "answer", "amend", "cancel"}
-COMMANDS |= {"reviews", "resolve", "complete", "compensate"}
+COMMANDS |= {"release", "reviews", "resolve", "complete", "compensate"}
 
 
 def test_help_imports_nothing_heavy() -> None:

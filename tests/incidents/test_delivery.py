@@ -100,11 +100,12 @@ def test_inc_11_a_step_that_kills_its_worker_every_time(desk: Desk, step: str) -
     operation = desk.submit(calls(call("write" if step == "write" else "look")), DONE)
     if step == "turn":
         for _ in range(desk.app.settings.lost_limit):
+            desk.hurry(operation)
             with desk.app.database.autocommit() as connection:
                 assert operations.claim_turn(connection, operation, 60) is not None
             desk.expire_leases(operation)
             desk.sweep()
-        assert (desk.view(operation).state, desk.view(operation).reason) == ("FAILED", "INTERNAL")
+        assert (desk.view(operation).state, desk.view(operation).parked) == ("READY", "POISON_TURN")
         return
     desk.advance(operation)
     if step == "read":

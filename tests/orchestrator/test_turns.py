@@ -230,6 +230,7 @@ def test_altered_evidence_never_reaches_the_model(desk: Desk, what: str, turns_l
 
 def lose_turn(desk: Desk, operation: str) -> None:
     """A worker claims the turn and dies."""
+    desk.hurry(operation)
     with desk.app.database.autocommit() as connection:
         assert operations.claim_turn(connection, operation, 60) is not None
     assert desk.sweep()["lost_turns"] == 0, "a live lease is left alone"
@@ -245,12 +246,12 @@ def test_a_lost_turn_is_asked_again(desk: Desk) -> None:
     assert len(desk.audit(operation, "turn.lost")) == 1
 
 
-def test_a_turn_that_kills_its_workers_is_given_up(desk: Desk) -> None:
+def test_a_turn_that_kills_its_workers_is_parked(desk: Desk) -> None:
     operation = desk.submit(DONE)
     for _ in range(desk.app.settings.lost_limit):
         lose_turn(desk, operation)
     view = desk.view(operation)
-    assert (view.state, view.reason) == ("FAILED", "INTERNAL")
+    assert (view.state, view.reason, view.parked, view.wake_at) == ("READY", None, "POISON_TURN", None)
 
 
 def test_a_lost_turn_with_provider_tools_stops_where_the_profile_says_so(desk: Desk) -> None:
