@@ -8,14 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
 
 from embedded.databases import create_database, drop_database
 from embedded.servers import Servers
-from orchestrator.domain.errors import ConfigError
-from store import revisions
+from orchestrator.domain.errors import ConfigError, Unavailable
+from store import operations, revisions
 from store.db import Database
 from store.migrate import alembic_config, migrate
 from store.revisions import Schema, check_migrated
+from tests.store.rows import Rows
 
 SWEEPER = [sys.executable, "-m", "orchestrator.sweeper"]
 WORKER = [sys.executable, "-m", "celery", "-A", "orchestrator.tasks", "worker", "-Q", "reads", "-P", "threads"]
@@ -78,3 +80,29 @@ def test_a_newer_schema_is_worked_with_and_not_migrated(database: Database, brok
     done = run([sys.executable, "-m", "store.migrate"], database, broker_url)
     assert (done.returncode, done.stderr) == (0, "the database has the schema of a newer release; nothing to do\n")
     assert run(LIST, database, broker_url).returncode == 0
+
+
+def test_a_process_lives_through_a_migration(database: Database) -> None:
+    """What its sessions have prepared is outdated by a new column: they give way, and one claim fails at most."""
+    migrate(database)
+    rows = Rows(database)
+    keys = [rows.read(rows.operation()) for _ in range(43)]
+    [operation] = rows.sql("SELECT operation_id FROM operations LIMIT 1")
+
+    def locked(connection: Connection) -> bool:
+        return operations.lock(connection, operation["operation_id"]).turn == 0
+
+    for key in keys[:20]:  # the driver prepares what it is asked to run often
+        assert rows.claim(hint=key)["call_key"] == key
+        assert database.transact(locked)
+    for table in ("calls", "operations"):
+        rows.sql(f"ALTER TABLE {table} ADD COLUMN mood text")
+    assert database.transact(locked), "a transaction is tried again"
+    assert rows.claim(hint=keys[20])["call_key"] == keys[20], "all sessions are new ones"
+    for key in keys[21:41]:
+        assert rows.claim(hint=key)["call_key"] == key
+    rows.sql("ALTER TABLE calls ADD COLUMN moods text")
+    with pytest.raises(Unavailable) as busy:
+        rows.claim(hint=keys[41])
+    assert busy.value.code == "DATABASE_BUSY"
+    assert rows.claim(hint=keys[42])["call_key"] == keys[42]
