@@ -37,6 +37,7 @@ QUICK = {
     "TURNQUEUE_LOG_LEVEL": "WARNING",
     "TURNQUEUE_LOST_LIMIT": "100000",  # deaths are what this is about
     "TURNQUEUE_CHECK_LIMIT": "5",
+    "TURNQUEUE_ASK_LIMIT": "1000",  # and a model that is away for seconds
     "TURNQUEUE_ANCHOR_SECONDS": "0.5",
     "TURNQUEUE_ANCHOR_KEY_ENV": "CHAOS_ANCHOR_KEY",
     "CHAOS_ANCHOR_KEY": "a key that is no secret in a test run",
