@@ -72,4 +72,7 @@ class StillPending:
     reference: str
 
 
+# What code of the host's may raise besides: anything, and where it was written as a program it may call sys.exit().
+SURPRISE = (Exception, SystemExit)
+
 Reconciled = Applied | NotApplied | Absent | StillPending

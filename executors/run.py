@@ -9,6 +9,7 @@ from typing import Any
 from executors import results
 from executors.context import Context
 from executors.outcomes import (
+    SURPRISE,
     Absent,
     Accepted,
     Applied,
@@ -91,7 +92,7 @@ def run_read(spec: ToolSpec, arguments: dict[str, Any], ctx: Context) -> ReadOut
         return Transient("TOOL_UNAVAILABLE", failure.retry_after)
     except results.BadResult:
         return Broken("INVALID_TOOL_RESULT")
-    except Exception:  # noqa: BLE001 - a handler may raise anything; its text must not reach the model
+    except SURPRISE:  # its text must not reach the model
         return Broken("TOOL_ERROR")
 
 
@@ -114,7 +115,7 @@ def run_write(spec: ToolSpec, arguments: dict[str, Any], ctx: Context) -> WriteO
         return Lost("TOOL_UNAVAILABLE")
     except results.BadResult:
         return Lost("INVALID_TOOL_RESULT")
-    except Exception:  # noqa: BLE001 - the effect may have happened before it raised
+    except SURPRISE:  # the effect may have happened before it raised
         return Lost("TOOL_ERROR")
 
 
@@ -135,6 +136,6 @@ def run_check(spec: ToolSpec, arguments: dict[str, Any], key: str, reference: st
                 return Pending(results.storable(answer.reference))
             case Absent():
                 return Nowhere()
-    except Exception:  # noqa: BLE001 - no answer is no evidence, and only NotApplied says that nothing happened
+    except SURPRISE:  # no answer is no evidence, and only NotApplied says that nothing happened
         return Lost("CHECK_FAILED")
     return Lost("CHECK_FAILED")

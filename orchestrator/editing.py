@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from executors.outcomes import SURPRISE
 from executors.registry import ToolSpec
 from orchestrator import engine, recording
 from orchestrator.app import App
@@ -74,7 +75,7 @@ def prepared(
         return Conflict("CONFLICTING_INTENT", "another action of this operation does that already")
     try:
         version = spec.resource_version(model, principal) if spec.resource_version else None
-    except Exception:  # noqa: BLE001 - a hook that crashes has not allowed it
+    except SURPRISE:  # a hook that crashes has not allowed it
         return Conflict("POLICY_UNAVAILABLE", "the resource's version cannot be read now")
     return Edit(
         spec=spec,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from adapters.arguments import ArgumentError, parse_arguments
 from adapters.schema import restore_optional
+from executors.outcomes import SURPRISE
 from executors.registry import ASK_USER, Registry, ToolSpec
 from orchestrator.domain import digests
 from orchestrator.domain.action import ActionState
@@ -237,7 +238,7 @@ def _judge_action(
     _reserve(bench, spec, writes=spec.effect.writes)
     try:
         version = spec.resource_version(model, bench.principal) if spec.resource_version else None
-    except Exception:  # noqa: BLE001 - a hook that crashes has not allowed it
+    except SURPRISE:  # a hook that crashes has not allowed it
         return Refuse("POLICY_UNAVAILABLE", "", arguments)
     ask = decision if isinstance(decision, Ask) else None
     return Act(spec, arguments, intent, len(same), policy_version(spec, bench.profile), version, ask)
@@ -254,7 +255,7 @@ def approval_decision(
     """The tool's own rule and the profile's rules, combined. A rule that crashes denies."""
     try:
         asks = spec.approval if isinstance(spec.approval, bool) else bool(spec.approval(model, principal))
-    except Exception:  # noqa: BLE001 - a rule that crashes has not allowed it
+    except SURPRISE:  # a rule that crashes has not allowed it
         return Deny("POLICY_UNAVAILABLE")
     proposal = approvals.Proposal(
         tool=spec.name,
@@ -301,7 +302,7 @@ def _unauthorized(spec: ToolSpec, model: BaseModel, principal: Principal) -> Den
         return None
     try:
         decision = spec.authorize(model, principal)
-    except Exception:  # noqa: BLE001 - no answer is a no
+    except SURPRISE:  # no answer is a no
         return Deny("AUTHORIZATION_UNAVAILABLE")
     if isinstance(decision, Allow):
         return None

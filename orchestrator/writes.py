@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from executors import results
+from executors.outcomes import SURPRISE
 from executors.registry import ToolSpec
 from executors.run import (
     Lost,
@@ -134,7 +135,7 @@ def _objection_of_resource(spec: ToolSpec, action: ActionRecord, operation: Oper
         return None
     try:
         current = spec.resource_version(spec.load(action.arguments), principal)
-    except Exception:  # noqa: BLE001 - no answer is no permission
+    except SURPRISE:  # no answer is no permission
         return "POLICY_UNAVAILABLE"
     return None if current == action.resource_version else "RESOURCE_CHANGED"
 

@@ -147,8 +147,8 @@ def test_a_timeout_after_sending_is_unknown(server: Downstream, context: Context
     assert len(server.effects) == 1
 
 
-@pytest.mark.parametrize("surprise", [ValueError("secret"), ToolUnavailable("x"), KeyError("x")])
-def test_a_handler_that_raises_leaves_it_unknown(context: ContextOf, surprise: Exception) -> None:
+@pytest.mark.parametrize("surprise", [ValueError("secret"), ToolUnavailable("x"), KeyError("x"), SystemExit(3)])
+def test_a_handler_that_raises_leaves_it_unknown(context: ContextOf, surprise: BaseException) -> None:
     def handler(args: Target, ctx: Context) -> Note:
         raise surprise
 

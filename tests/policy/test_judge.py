@@ -1,6 +1,7 @@
 """The judge: every verdict, and the order of its questions. Real registry, real models, no database."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,9 +87,17 @@ SEND = ToolSpec(
     name="send", description="Send.", arguments=Look, result=Result, handler=handler, effect=Effect.READ, egress=True,
     approval=True,
 )  # fmt: skip
+
+
+def crash(args: Any) -> bool:
+    if args.order == "A9":
+        sys.exit("as a program would")
+    return 1 / 0 > 0
+
+
 BROKEN = ToolSpec(
     name="broken", description="Ask a rule that crashes.", arguments=Look, result=Result, handler=handler,
-    effect=Effect.OVERWRITE, approval=lambda args, principal: 1 / 0 > 0,
+    effect=Effect.OVERWRITE, approval=lambda args, principal: crash(args),
 )  # fmt: skip
 UNLISTED = ToolSpec(
     name="unlisted", description="Registered only.", arguments=Look, result=Result, handler=handler, effect=Effect.READ
@@ -224,8 +233,9 @@ def test_the_resource_decides(bench: BenchOf, tool: str, order: str, code: str) 
     assert refused.arguments is not None
 
 
-def test_a_rule_that_crashes_has_not_allowed_it(bench: BenchOf) -> None:
-    assert one(bench(), call("broken", order="A1")).code == "POLICY_UNAVAILABLE"
+@pytest.mark.parametrize("order", ["A1", "A9"])
+def test_a_rule_that_crashes_has_not_allowed_it(bench: BenchOf, order: str) -> None:
+    assert one(bench(), call("broken", order=order)).code == "POLICY_UNAVAILABLE"
 
 
 # --- order of the questions ----------------------------------------------------------------------------------------
