@@ -14,7 +14,7 @@ import pytest
 
 from tests.shared import ROOT
 
-ANCHOR = "d4edfca"  # the first released commit: migration 0001 only
+FIRST = "d4edfca"  # the first released commit: migration 0001 only
 PRODUCT = ("orchestrator", "executors", "adapters", "policy", "store", "celeryconfig.py", "pyproject.toml")
 
 

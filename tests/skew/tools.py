@@ -17,7 +17,7 @@ from executors.registry import IdempotencyContract, Registry, ToolSpec
 from orchestrator.domain.model import Effect
 from policy.profile import Budgets, Model, Profile
 
-TIMEOUT = 2.0  # seconds of one request
+TIMEOUT = 1.5  # seconds of one request
 ATTEMPTS = 30
 LIMITS = {"narrow": 2, "pay_both": 3}
 ENFORCED = ("pay_keyed", "pay_both", "pay_asked")

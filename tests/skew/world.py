@@ -31,7 +31,7 @@ WRITES = ("pay_keyed", "pay_both", "pay_lookup")
 FAULTS = {"before": 0.04, "after": 0.06, "status": 0.04, "hide": 0.04}
 IN_FLIGHT = 16  # operations on their way by themselves while a deploy is prepared
 GOING = ("READY", "MODEL_REQUESTED", "EXECUTING", "RESULTS_READY")
-SLOW = 1.2  # seconds that a slow effect takes
+SLOW = 1.0  # seconds that a slow effect takes
 # A count of each thing that a deploy can meet.
 _CENSUS = """
     SELECT 'operation ' || state, count(*) FROM operations WHERE ended_at IS NULL GROUP BY 1
@@ -93,14 +93,14 @@ class Caller:
 
 
 def fleet(release: Release, env: dict[str, str], folder: Path) -> Supervisor:
-    """Two workers and a sweeper. The working directory must not be a checkout: Celery looks there first."""
+    """A worker for everything and a sweeper. The working directory must not be a checkout: Celery looks there first."""
     celery = (sys.executable, "-m", "celery", "--workdir", str(folder), "-A", "orchestrator.tasks", "worker")
-    options = ("-P", "threads", "-c", "6", "-l", "INFO", "--without-gossip", "--without-mingle")
+    options = ("-P", "threads", "-c", "10", "-l", "INFO", "--without-gossip", "--without-mingle")
+    queues = ("-Q", "orchestrator,submit,reads,writes", "-n", f"{release.name}@%h")
     processes = [
-        Process(name, (*celery, "-Q", queues, "-n", f"{name}-{release.name}@%h", *options), ready=CELERY_READY)
-        for name, queues in {"orchestrator": "orchestrator,submit", "executors": "reads,writes"}.items()
+        Process("worker", (*celery, *queues, *options), ready=CELERY_READY),
+        Process("sweeper", (sys.executable, "-m", "orchestrator.sweeper")),
     ]
-    processes.append(Process("sweeper", (sys.executable, "-m", "orchestrator.sweeper")))
     return Supervisor(processes, log_dir=folder / f"logs-{release.name}", env={**env, **release.env})
 
 
@@ -123,7 +123,7 @@ class Yard:
         self.opened.callback(running.stop)
         running.start()
         running.wait_ready()
-        pids = {running.pid(name) for name in ("orchestrator", "executors", "sweeper")}
+        pids = {running.pid(name) for name in ("worker", "sweeper")}
         assert wait_until(lambda: pids <= self.loaded().keys())
         assert {self.loaded()[pid] for pid in pids} == {str(release.site)}
         return running
