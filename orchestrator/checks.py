@@ -23,7 +23,7 @@ CHECK_TIMEOUT = 15.0  # seconds for one reconciliation
 
 def check(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
     since = time.monotonic()
-    with app.database.transaction() as connection:
+    with app.database.autocommit() as connection:
         held = actions.claim_check(connection, action.action_id, lease=app.settings.lease_seconds)
         operation = operations.load(connection, action.operation_id)
     if held is None or operation is None:

@@ -227,7 +227,7 @@ def _try_again(app: App, row: dict[str, Any], outcome: Transient, spec: ToolSpec
     delay = backoff(row["attempts"], outcome.retry_after, random.random())  # noqa: S311 - jitter
     if row["attempts"] >= limit or delay >= row["operation_left"]:
         return False
-    with app.database.transaction() as connection:
+    with app.database.autocommit() as connection:
         calls.try_again(
             connection,
             call_key=row["call_key"],
