@@ -82,6 +82,18 @@ class MessagesAccumulator(EventAccumulator):
             self._error = told
             self.done = True
 
+    def grows(self, event: str, document: Any) -> tuple[JsonObject, str] | None:
+        told = as_object(document)
+        delta = as_object(told.get("delta"))
+        field = _JOINED.get(as_text(delta.get("type")))
+        if (
+            field is None
+            or (told.get("type") or event) != "content_block_delta"
+            or not isinstance(delta.get(field), str)
+        ):
+            return None
+        return delta, field
+
     def result(self) -> Reply:
         blocks = [block.whole() for block in self._blocks.values()]
         texts = {place: text for place, (_, text) in enumerate(blocks) if text is not None}

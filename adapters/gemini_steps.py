@@ -40,6 +40,7 @@ _SAFETY = frozenset({"safety", "prohibited_content", "content_filter", "blocklis
 # There is no code for it: a blocked output is a failed precondition that says so.
 _BLOCKED = re.compile(r"\b(safety|blocked|prohibited|policy)\b", re.IGNORECASE)
 _OURS = "function_call"
+_JOINED = {"text": "text", "arguments_delta": "arguments"}  # deltas of texts -> their field
 
 
 def reply_from_document(document: Any, head: HttpResponse, request: ModelRequest) -> Reply:
@@ -67,8 +68,6 @@ class InteractionAccumulator(EventAccumulator):
         self._broken_shape = False
 
     def take(self, event: str, document: Any, progress: list[Progress]) -> None:
-        if event == "step.delta" and self._took_text(document, progress):
-            return
         if not isinstance(document, dict):
             self._broken_shape = True
             return
@@ -83,18 +82,14 @@ class InteractionAccumulator(EventAccumulator):
             self._interaction = {**self._interaction, **as_object(document.get("interaction"))}
             self.done = kind == "interaction.completed"
 
-    def _took_text(self, document: Any, progress: list[Progress]) -> bool:
-        """The plain case that a stream mostly consists of: one more piece of text for a step that is open."""
-        if type(document) is not dict or "error" in document or document.get("event_type") not in (None, "step.delta"):
-            return False
-        index, delta = document.get("index"), document.get("delta")
-        if type(index) is not int or type(delta) is not dict or delta.get("type") != "text":
-            return False
-        step, text = self._by_index.get(index), delta.get("text")
-        if step is None or step.stopped or type(text) is not str:
-            return False
-        step.add_text(text, progress)
-        return True
+    def grows(self, event: str, document: Any) -> tuple[JsonObject, str] | None:
+        told = as_object(document)
+        delta = as_object(told.get("delta"))
+        key = _JOINED.get(as_text(delta.get("type")))
+        kind = as_text(told.get("event_type")) or event
+        if key is None or kind != "step.delta" or "error" in told or not isinstance(delta.get(key), str):
+            return None
+        return delta, key
 
     def _start(self, document: JsonObject, progress: list[Progress]) -> None:
         step = _Step(as_object(document.get("step")))
@@ -167,7 +162,7 @@ class _Step:
     def delta(self, delta: JsonObject, progress: list[Progress]) -> None:
         kind = as_text(delta.get("type"))
         if kind == "text":
-            self.add_text(as_text(delta.get("text")), progress)
+            self._text(as_text(delta.get("text")), progress)
         elif kind == "arguments_delta":
             pieces = delta.get("arguments")
             self._arguments.append(pieces if isinstance(pieces, str) else object_text(pieces))
@@ -184,7 +179,7 @@ class _Step:
             self._close_text()
             self._content.append(delta)
 
-    def add_text(self, text: str, progress: list[Progress]) -> None:
+    def _text(self, text: str, progress: list[Progress]) -> None:
         self._texts.append(text)
         if text:
             progress.append(Progress("text", shown(text)))

@@ -52,6 +52,20 @@ class ChatAccumulator(EventAccumulator):
                 self._top.setdefault(name, chunk[name])
         self._known = "id" in self._top and "model" in self._top
 
+    def grows(self, event: str, document: Any) -> tuple[JsonObject, str] | None:
+        """A piece of one field of the message, or of the arguments of a call that is there already."""
+        chunk = as_object(document)
+        choice = _only(chunk.get("choices"))
+        if event == "error" or chunk.get("error") or chunk.get("object") == "error":
+            return None
+        said = {name: value for name, value in as_object(choice.get("delta")).items() if value is not None}
+        if len(said) != 1 or choice.get("finish_reason") or choice.get("error"):
+            return None
+        [(name, value)] = said.items()
+        if name == "tool_calls":
+            return _arguments_of(value)
+        return (choice["delta"], name) if isinstance(value, str) and name not in _SET_ONCE else None
+
     def result(self) -> Reply:
         try:
             reply = self.document_reply(self._document())
@@ -92,6 +106,21 @@ class ChatAccumulator(EventAccumulator):
         return document
 
 
+def _only(entries: Any) -> JsonObject:
+    """The object of a list of one; empty where it is another list."""
+    return as_object(entries[0]) if isinstance(entries, list) and len(entries) == 1 else {}
+
+
+def _arguments_of(entries: Any) -> tuple[JsonObject, str] | None:
+    """Where the arguments are, when these fragments of calls say nothing else."""
+    entry = {name: value for name, value in _only(entries).items() if value is not None}
+    function = as_object(entry.get("function"))
+    others = [name for name, value in function.items() if name != "arguments" and value is not None]
+    if entry.keys() - {"index", "type", "function"} or others or not isinstance(function.get("arguments"), str):
+        return None
+    return function, "arguments"
+
+
 class _Pieces:
     """The fields of one object that comes in fragments: texts are joined, lists grow, whatever else is replaced."""
 
@@ -107,11 +136,9 @@ class _Pieces:
             return
         self._order[name] = None
         if buffer is not None and isinstance(value, list):  # Mistral: some pieces are texts and some are lists of parts
-            self._others[name] = _parts(self._texts.pop(name).getvalue())
+            self._others[name] = [*as_list(self._others.get(name)), *_parts(self._texts.pop(name).getvalue())]
         known = self._others.get(name)
-        if isinstance(value, str) and isinstance(known, list):
-            known += _parts(value)
-        elif isinstance(value, str) and name not in _SET_ONCE:
+        if isinstance(value, str) and (name not in _SET_ONCE or isinstance(known, list)):
             buffer = self._texts[name] = StringIO()
             buffer.write(value)
         elif isinstance(value, list) and isinstance(known, list):
@@ -122,9 +149,13 @@ class _Pieces:
             self._others[name] = list(value) if isinstance(value, list) else value
 
     def whole(self) -> JsonObject:
-        return {
-            name: self._texts[name].getvalue() if name in self._texts else self._others[name] for name in self._order
-        }
+        return {name: self._one(name) for name in self._order}
+
+    def _one(self, name: str) -> Any:
+        if name not in self._texts:
+            return self._others[name]
+        text, before = self._texts[name].getvalue(), self._others.get(name)
+        return [*before, *_parts(text)] if isinstance(before, list) else text
 
 
 def _parts(text: str) -> list[JsonObject]:

@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 from adapters.base import Completion, HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, clean_text, read_event, read_json
 from adapters.failures import INTERRUPTED, protocol_failure
+from adapters.runs import joined, seam_of
+from orchestrator.domain.transcript import JsonObject
 
 _MAX_NAMES = 100  # so many names of so many bytes
 _MAX_JUNK = 64  # lines kept after the first event, where only a bare error object could still matter
+_MANY, _SHORT = 32, 4096  # so many events in one chunk, and of so many bytes: worth joining
+_LOOKS = 16  # at how a reply's events could be joined; where they always differ in more, looking only costs
 
 
 class SseEvent(NamedTuple):
@@ -35,6 +39,7 @@ class SseDecoder:
         self._data: list[bytes] = []
         self._names: dict[bytes, str] = {}  # of events, by their line: few are used and each comes often
         self.junk: list[bytes] = []  # lines that are no SSE at all, for servers that answer with bare JSON
+        self.seam = b""  # between two events that may be given out as one (see `adapters.runs`)
 
     def feed(self, chunk: bytes) -> Iterator[SseEvent]:
         return map(SseEvent._make, self.pairs(chunk))
@@ -55,6 +60,8 @@ class SseDecoder:
         self._after_cr = chunk.endswith(b"\r")
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self.seam:
+            chunk = joined(chunk, self.seam)
         lines = chunk.split(b"\n")
         last = lines.pop()
         if lines and self._pieces:
@@ -122,6 +129,7 @@ class EventAccumulator(ABC):
         self.head = head
         self.request = request
         self._decoder = SseDecoder()
+        self._looks = _LOOKS
         self._any = False  # the body is a stream of events
         self._broken = False
         self._cut = False
@@ -130,6 +138,9 @@ class EventAccumulator(ABC):
         progress: list[Progress] = []
         if not self.done:
             pending = self._decoder.pairs(chunk)
+            if len(pending) >= _MANY and self._looks and len(pending[-1][1]) <= _SHORT:
+                self._looks -= 1
+                self._decoder.seam = seam_of(*pending[-1], self.grows) or self._decoder.seam
             pending.reverse()
             while pending and not self.done:
                 self._parse(pending, progress)
@@ -156,6 +167,13 @@ class EventAccumulator(ABC):
     @abstractmethod
     def take(self, event: str, document: Any, progress: list[Progress]) -> None:
         """One event; `event` is its name or empty. Sets `done` at the explicit end, fills `progress`, never raises."""
+
+    def grows(self, event: str, document: Any) -> tuple[JsonObject, str] | None:
+        """The object and key of a text, where all that the event does is add that text to what came before.
+
+        Two such events that differ in nothing else then count as one with both texts, and are not parsed one by one.
+        """
+        return None
 
     @abstractmethod
     def result(self) -> Reply:
