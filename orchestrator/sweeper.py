@@ -31,7 +31,7 @@ from orchestrator.logs import configure
 from orchestrator.settings import Settings
 from policy.retry import backoff
 from store import actions, approvals, calls, envelopes, operations, questions
-from store.db import short_locks, still_there, try_lock
+from store.db import exclusive, short_locks, still_there
 from store.records import ActionRecord, CallRecord
 from store.revisions import check_migrated
 from store.tables import SCHEMA_VERSION
@@ -40,6 +40,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 BATCH = 200
+HANG_SECONDS = 60.0  # for which a sweeper may be stopped or cut off before another one takes over
 FORGET_SECONDS = 600.0  # a row that was put off and has not been met since needs no repair any more
 # "tqsw", one for each schema version: an older sweeper must not keep a newer one from rows that only that one knows.
 _LOCK = 0x7471_7377 + SCHEMA_VERSION - 1
@@ -54,11 +55,10 @@ def run(app: App, stop: threading.Event) -> None:
     while not stop.is_set():
         beat(app.settings.heartbeat_file)
         try:
-            with app.database.autocommit() as guard:
-                held = try_lock(guard, _LOCK)
+            with exclusive(app.database, _LOCK, HANG_SECONDS) as guard:
                 if anchoring:
                     anchoring.soon()
-                while held and not stop.is_set():
+                while guard is not None and not stop.is_set():
                     still_there(guard)  # the lock lives with this session
                     if anchoring:  # first: a database that went backwards must not be set to work
                         anchoring.step()
@@ -210,6 +210,8 @@ def lost_reads(app: App) -> int:
 def _lost_read(app: App, call: CallRecord) -> bool:
     def work(unit: engine.Unit) -> bool:
         if operations.lock_free(unit.connection, call.operation_id) is None:
+            return False
+        if not calls.lease_expired(unit.connection, call.call_key):
             return False
         return reads.hand_back(app, unit, asdict(call), AttemptState.LOST, "WORKER_LOST")
 

@@ -250,6 +250,12 @@ def lost(connection: Connection, limit: int) -> list[CallRecord]:
     return readable(CallRecord, connection.execute(statement, {"limit": limit}).mappings())
 
 
+def lease_expired(connection: Connection, call_key: str) -> bool:
+    """Whether a read's lease has really run out, its row locked from here on: it may have been renewed meanwhile."""
+    statement = text("SELECT lease_until < clock_timestamp() FROM calls WHERE call_key = :call_key FOR UPDATE")
+    return bool(connection.execute(statement, {"call_key": call_key}).scalar())
+
+
 def due(connection: Connection, limit: int) -> list[tuple[str, str, str]]:
     """(call_key, tool, queue) of reads that may run now and have a free slot where they need one."""
     statement = text(
