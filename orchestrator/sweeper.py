@@ -65,7 +65,6 @@ def run(app: App, stop: threading.Event) -> None:
                     run_once(app)
                     beat(app.settings.heartbeat_file)
                     stop.wait(app.settings.sweep_seconds * random.uniform(0.8, 1.2))  # noqa: S311
-                guard.invalidate()  # ends the session and with it the lock
         except TurnqueueError as error:
             log.warning("sweeper.unavailable", code=error.code)
         except Exception:

@@ -202,6 +202,21 @@ def try_lock(connection: Connection, key: int) -> bool:
     return bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar())
 
 
+@contextmanager
+def exclusive(database: Database, key: int, idle_seconds: float) -> Iterator[Connection | None]:
+    """Hold an advisory lock within the block, in a session that ends with it; None: another session has it.
+
+    A holder that says nothing for longer than `idle_seconds`, because it is stopped or its network is gone, loses it.
+    """
+    with database.autocommit() as guard:
+        try:
+            idle = {"idle": f"{int(idle_seconds * 1000)}ms"}
+            guard.execute(text("SELECT set_config('idle_session_timeout', :idle, false)"), idle)
+            yield guard if try_lock(guard, key) else None
+        finally:
+            guard.invalidate()
+
+
 def still_there(connection: Connection) -> None:
     """Raises Unavailable when the session is gone, and with it what it held."""
     connection.execute(text("SELECT 1"))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -392,3 +392,23 @@ def test_nobody_waits_for_ever_for_a_database_that_says_nothing(
         turn.advance(desk.app, None)
     proxy.heal(reset=False)
     assert commands.submit(desk.app, asked).created
+
+
+def test_a_holder_of_a_lock_that_is_cut_off_loses_it(desk: Desk, proxy: Proxy, database_url: str) -> None:
+    """A sweeper that is stopped, or whose network has gone, must not keep another one from its work for ever."""
+    direct = Database(database_url, 1)
+
+    def free() -> bool:
+        with db.exclusive(direct, 77, 60.0) as mine:
+            return mine is not None
+
+    with suppress(Unavailable), db.exclusive(desk.app.database, 77, 0.5) as held:
+        assert held is not None
+        assert not free()
+        proxy.control(faults={"blackhole": 1.0})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(db, "ANSWER_SECONDS", 0.2)
+            with pytest.raises(Unavailable):
+                db.still_there(held)
+        assert wait_until(free)
+    direct.close()
