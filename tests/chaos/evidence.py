@@ -18,6 +18,11 @@ class Evidence:
     def __init__(
         self, database: str, ledger: Path, accepted: Path, *, fired: Path | None = None, seen: Path | None = None
     ) -> None:
+        # First the files: whatever they tell of was in the database before.
+        self.ledger = lines(ledger)
+        self.accepted = lines(accepted)
+        self.seen = lines(seen) if seen else []
+        self.fired = [line.split() for line in fired.read_text().splitlines()] if fired and fired.exists() else []
         with psycopg.connect(database, row_factory=dict_row) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
@@ -35,10 +40,6 @@ class Evidence:
             self.questions = rows("SELECT * FROM questions")
             self.audit = rows("SELECT * FROM audit ORDER BY operation_id, seq")
             self.slots = rows("SELECT *, lease_until > clock_timestamp() AS held FROM slots")
-        self.ledger = lines(ledger)
-        self.accepted = lines(accepted)
-        self.seen = lines(seen) if seen else []
-        self.fired = [line.split() for line in fired.read_text().splitlines()] if fired and fired.exists() else []
         self.effects = [line for line in self.ledger if line["event"] == "effect"]
         self.arrived = [line for line in self.ledger if line["event"] == "arrived"]
         self.by_key = Counter(line["key"] for line in self.effects)

@@ -104,10 +104,14 @@ def untrue(seen: Evidence) -> Iterator[Row]:
 
 
 def overruns(seen: Evidence, limits: dict[str, int]) -> Iterator[Row]:
-    """I6: as the ledger counted, and no slot is left behind."""
+    """I6: as the ledger counted."""
     for line in seen.ledger:
         if line["event"] == "arrived" and line["in_flight"] > limits.get(line["tool"], line["in_flight"]):
             yield violation("I6", "over the limit", tool=line["tool"], in_flight=line["in_flight"], n=line["n"])
+
+
+def leaks(seen: Evidence) -> Iterator[Row]:
+    """I6: no slot is left behind."""
     for row in seen.slots:
         gone = (row["holder"] or "").endswith("#lost")  # a dead worker's: taken until its deadline, as it should be
         if (row["held"] and not gone) or (row["holder"] is not None and row["lease_until"] is None):
@@ -248,12 +252,18 @@ def holders(seen: Evidence, lease: float) -> Iterator[Row]:
 _OUTCOMES = {f"action.{state}" for state in EDGES["started"]}
 
 
-def check(seen: Evidence, limits: dict[str, int], attempts: int, lease: float = 0.0) -> list[Row]:
-    """`lease` of the workers, in seconds; 0 leaves out what depends on it."""
-    whole = [duplicates, lost, unresolved, unfounded, untimely, untrue, chains, entries, strangers, edges, fences]
+def always(seen: Evidence, limits: dict[str, int], attempts: int, lease: float = 0.0) -> list[Row]:
+    """What must hold at every moment. `lease` of the workers, in seconds; 0 leaves out what depends on it."""
+    whole = [duplicates, unfounded, untimely, chains, strangers, edges, fences]
     found = [each for one in whole for each in one(seen)]
     timed = [*holders(seen, lease), *(belated(seen, lease) if lease else [])]
     return [*found, *overruns(seen, limits), *repeats(seen, attempts), *timed]
+
+
+def check(seen: Evidence, limits: dict[str, int], attempts: int, lease: float = 0.0) -> list[Row]:
+    """What must hold at rest."""
+    found = [each for one in (lost, unresolved, untrue, entries, leaks) for each in one(seen)]
+    return [*always(seen, limits, attempts, lease), *found]
 
 
 def counts(seen: Evidence) -> Row:
