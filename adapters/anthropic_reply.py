@@ -22,7 +22,14 @@ from adapters.documents import (
     write_json,
 )
 from adapters.exact import exact_text, read_exact, rename_keys
-from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, http_failure, in_band_failure, protocol_failure
+from adapters.failures import (
+    MODEL_OUTPUT_INVALID,
+    error_facts,
+    http_failure,
+    in_band_failure,
+    protocol_failure,
+    unreadable_body,
+)
 from adapters.names import ToolNames
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject
@@ -58,8 +65,7 @@ def reply_from_document(
     """The reply for a message object; `texts` has the argument text of calls by their place. None: no JSON."""
     identity = request_id(response.headers) or _named(as_object(document))
     if document is None:
-        failure = protocol_failure("UNREADABLE_BODY", retryable=True)
-        return Reply(Completion.API_FAILURE, request_id=identity, failure=failure)
+        return unreadable_body(response, identity)
     found = _Found(as_object(document), request, texts or {})
     completion, failure_or_none = _completion(found, response)
     return Reply(

@@ -86,3 +86,14 @@ def _exchange(reply: ModelReply | None, rest: list[Observation | UserText | Noti
         raise ValueError(f"call {odd!r} and its result do not stand together in the transcript")
     results = tuple(result for call_id in order for result in found[call_id])
     return Exchange(reply, results, tuple(item for item in rest if not isinstance(item, Observation)))
+
+
+def unseen(items: tuple[TranscriptItem, ...], kept: str | None) -> tuple[TranscriptItem, ...]:
+    """What a provider that keeps the reply `kept` does not have yet, led by that reply; everything for None."""
+    if kept is None:
+        return items
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        if isinstance(item, ModelReply) and item.response_id == kept:
+            return items[index:]
+    raise ValueError(f"previous response {kept!r} is not in the transcript")

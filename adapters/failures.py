@@ -17,12 +17,12 @@ not retryable by the transport; the loop may ask once more out of its own budget
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from adapters.base import Boundary, Completion, Failure, HttpResponse, Reply
+from adapters.base import Boundary, Completion, Failure, HttpResponse, ModelRequest, Reply
 from adapters.documents import UnreadableBody, as_list, as_object, as_text, read_json, request_id
 
 CONTEXT_LENGTH = "CONTEXT_LENGTH"
@@ -98,6 +98,27 @@ def error_facts(body: Any) -> ErrorFacts:
     kinds = tuple(str(v) for v in values if isinstance(v, str | int) and not isinstance(v, bool) and v != "")
     message = next((m for m in (inner.get("message"), top.get("error"), top.get("detail")) if isinstance(m, str)), "")
     return ErrorFacts(kinds, message, known, as_object(inner.get("metadata")))
+
+
+# The reply for a whole document, None where there was none, with the head that it came under.
+FromDocument = Callable[[Any, HttpResponse, ModelRequest], Reply]
+
+
+def reply_of_body(response: HttpResponse, request: ModelRequest, from_document: FromDocument) -> Reply:
+    """The reply for a plain response of any status."""
+    if response.status >= 300:
+        return http_failure(response)
+    try:
+        document = read_json(response.body)
+    except UnreadableBody:
+        document = None
+    return from_document(document, response, request)
+
+
+def unreadable_body(head: HttpResponse, identity: str | None = None) -> Reply:
+    """The reply for a body that is no JSON."""
+    failure = protocol_failure("UNREADABLE_BODY", retryable=True)
+    return Reply(Completion.API_FAILURE, request_id=identity or request_id(head.headers), failure=failure)
 
 
 def http_failure(response: HttpResponse) -> Reply:

@@ -18,7 +18,13 @@ from adapters.documents import (
     storable,
     text_or_none,
 )
-from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, in_band_failure, protocol_failure
+from adapters.failures import (
+    MODEL_OUTPUT_INVALID,
+    error_facts,
+    in_band_failure,
+    protocol_failure,
+    unreadable_body,
+)
 from adapters.gemini_common import call_id, continuation, object_text, provider_items, resumed, word
 from adapters.gemini_partial import PartialCall, is_partial
 from adapters.names import ToolNames
@@ -51,8 +57,7 @@ _UNUSABLE = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_M
 def reply_from_body(document: Any, head: HttpResponse, request: ModelRequest) -> Reply:
     """The reply for one JSON body: a response, or the array of responses that a stream without `alt=sse` is."""
     if document is None:
-        failure = protocol_failure("UNREADABLE_BODY", retryable=True)
-        return Reply(Completion.API_FAILURE, request_id=request_id(head.headers), failure=failure)
+        return unreadable_body(head)
     chunks = document if isinstance(document, list) else [document]
     gathered = Gathered(head, request)
     for chunk in chunks:

@@ -10,8 +10,10 @@ from urllib.parse import quote, urlsplit
 
 from adapters.base import Accumulator, Endpoint, HttpRequest, HttpResponse, ModelRequest, Reply, ToolChoice
 from adapters.common import Exchange, check_choice
-from adapters.documents import UnreadableBody, as_list, as_object, read_json, text_or_none
-from adapters.failures import http_failure
+from adapters.documents import as_list, as_object, text_or_none
+from adapters.failures import (
+    reply_of_body,
+)
 from adapters.gemini_candidate import API, GenerateAccumulator, reply_from_body
 from adapters.gemini_common import (
     argument_object,
@@ -87,13 +89,7 @@ class GeminiGenerate:
         return body
 
     def from_response(self, response: HttpResponse, request: ModelRequest) -> Reply:
-        if response.status >= 300:
-            return http_failure(response)
-        try:
-            document = read_json(response.body)
-        except UnreadableBody:
-            document = None
-        return reply_from_body(document, response, request)
+        return reply_of_body(response, request, reply_from_body)
 
     def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
         return GenerateAccumulator(head, request)

@@ -8,9 +8,10 @@ each interaction and the next request names it by `previous_interaction_id`.
 from typing import Any
 
 from adapters.base import Accumulator, Endpoint, HttpRequest, HttpResponse, ModelRequest, Reply, ToolChoice
-from adapters.common import Exchange, check_choice, hosted_tools
-from adapters.documents import UnreadableBody, read_json
-from adapters.failures import http_failure
+from adapters.common import Exchange, check_choice, hosted_tools, unseen
+from adapters.failures import (
+    reply_of_body,
+)
 from adapters.gemini_common import (
     argument_object,
     declarations,
@@ -27,7 +28,7 @@ from adapters.gemini_common import (
 )
 from adapters.gemini_steps import API, InteractionAccumulator, reply_from_document
 from adapters.names import ToolNames
-from orchestrator.domain.transcript import JsonObject, ModelReply, Observation, TranscriptItem
+from orchestrator.domain.transcript import JsonObject, ModelReply, Observation
 
 REVISION = "2026-05-20"  # without this header older revisions answer in another form
 _LOOP_OWNED = {
@@ -81,13 +82,7 @@ class GeminiInteractions:
         return body
 
     def from_response(self, response: HttpResponse, request: ModelRequest) -> Reply:
-        if response.status >= 300:
-            return http_failure(response)
-        try:
-            document = read_json(response.body)
-        except UnreadableBody:
-            document = None
-        return reply_from_document(document, response, request)
+        return reply_of_body(response, request, reply_from_document)
 
     def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
         return InteractionAccumulator(head, request)
@@ -129,7 +124,7 @@ def _add_history(body: JsonObject, request: ModelRequest, names: ToolNames) -> N
 def _input(request: ModelRequest, names: ToolNames) -> list[JsonObject]:
     kept = request.previous_response_id
     steps: list[JsonObject] = []
-    for exchange in shown_exchanges(_after(request.items, kept), API):
+    for exchange in shown_exchanges(unseen(request.items, kept), API):
         reply = exchange.reply
         if reply is not None:
             ours = _model_steps(reply, names)
@@ -139,17 +134,6 @@ def _input(request: ModelRequest, names: ToolNames) -> list[JsonObject]:
         texts = [{"type": "text", "text": said(item)} for item in exchange.others]
         steps += [{"type": "user_input", "content": [text]} for text in texts]
     return steps
-
-
-def _after(items: tuple[TranscriptItem, ...], kept: str | None) -> tuple[TranscriptItem, ...]:
-    """What the provider does not have yet, led by the reply that it keeps."""
-    if kept is None:
-        return items
-    for index in range(len(items) - 1, -1, -1):
-        item = items[index]
-        if isinstance(item, ModelReply) and item.response_id == kept:
-            return items[index:]
-    raise ValueError(f"previous interaction {kept!r} is not in the transcript")
 
 
 def _model_steps(reply: ModelReply, names: ToolNames) -> list[JsonObject]:

@@ -18,7 +18,13 @@ from adapters.documents import (
     request_id,
     storable,
 )
-from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, in_band_failure, protocol_failure
+from adapters.failures import (
+    MODEL_OUTPUT_INVALID,
+    error_facts,
+    in_band_failure,
+    protocol_failure,
+    unreadable_body,
+)
 from adapters.gemini_common import call_id, continuation, object_text, provider_items, resumed, word
 from adapters.names import ToolNames
 from adapters.streaming import EventAccumulator, interrupted
@@ -46,8 +52,7 @@ _JOINED = {"text": "text", "arguments_delta": "arguments"}  # deltas of texts ->
 def reply_from_document(document: Any, head: HttpResponse, request: ModelRequest) -> Reply:
     """The reply for a whole interaction. None: the body was no JSON."""
     if document is None:
-        failure = protocol_failure("UNREADABLE_BODY", retryable=True)
-        return Reply(Completion.API_FAILURE, request_id=request_id(head.headers), failure=failure)
+        return unreadable_body(head)
     interaction = as_object(document)
     steps = interaction.get("steps")
     broken = not all(isinstance(step, dict) for step in as_list(steps))

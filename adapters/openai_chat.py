@@ -20,19 +20,24 @@ from adapters.base import (
 )
 from adapters.common import check_choice, exchanges, hosted_tools, merge_parameters, notice_text
 from adapters.documents import (
-    UnreadableBody,
     arguments_text,
     as_list,
     as_object,
     as_text,
     count_or_none,
     own_call_id,
-    read_json,
     request_id,
     text_or_none,
     write_json,
 )
-from adapters.failures import MODEL_OUTPUT_INVALID, error_facts, http_failure, in_band_failure, protocol_failure
+from adapters.failures import (
+    MODEL_OUTPUT_INVALID,
+    error_facts,
+    in_band_failure,
+    protocol_failure,
+    reply_of_body,
+    unreadable_body,
+)
 from adapters.names import ToolNames
 from adapters.openai_chat_stream import ChatAccumulator
 from adapters.openai_common import add_stream, azure_url, function_fields, http_request, observation_text, output_format
@@ -48,7 +53,7 @@ class OpenAIChat:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = "openai-chat"
-    revision = "2"
+    revision = "3"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
         if request.previous_response_id is not None:
@@ -74,13 +79,7 @@ class OpenAIChat:
         return body
 
     def from_response(self, response: HttpResponse, request: ModelRequest) -> Reply:
-        if response.status >= 300:
-            return http_failure(response)
-        try:
-            document = read_json(response.body)
-        except UnreadableBody:
-            document = None
-        return reply_from_document(document, response, request)
+        return reply_of_body(response, request, reply_from_document)
 
     def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
         return ChatAccumulator(head, request, reply_from_document)
@@ -88,10 +87,8 @@ class OpenAIChat:
 
 def reply_from_document(document: Any, response: HttpResponse, request: ModelRequest) -> Reply:
     """The reply for a whole completion object: a plain body, or what a finished stream adds up to. None: no JSON."""
-    identity = request_id(response.headers)
     if document is None:
-        failure = protocol_failure("UNREADABLE_BODY", retryable=True)
-        return Reply(Completion.API_FAILURE, request_id=identity, failure=failure)
+        return unreadable_body(response)
     found = _Found(as_object(document), ToolNames(request.tools))
     completion, failure_or_none = _completion(found, response)
     return Reply(
@@ -101,7 +98,7 @@ def reply_from_document(document: Any, response: HttpResponse, request: ModelReq
         refusal=found.refusal if completion is Completion.REFUSAL else None,
         raw_reason=found.reason or (error_facts({"error": found.error}).raw if found.error else None),
         response_id=text_or_none(found.document.get("id")),
-        request_id=identity,
+        request_id=request_id(response.headers),
         model=text_or_none(found.document.get("model")),
         usage=_usage(found.document),
         items=(found.message,) if found.message else (),

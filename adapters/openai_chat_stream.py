@@ -1,16 +1,15 @@
 """A streamed chat completion, put together as the completion object that the plain API would have sent."""
 
-from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
 from adapters.base import HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none, write_json
+from adapters.failures import FromDocument
 from adapters.names import ToolNames
 from adapters.streaming import EventAccumulator, interrupted, said
 from orchestrator.domain.transcript import JsonObject
 
-_FROM_DOCUMENT = Callable[[Any, HttpResponse, ModelRequest], Reply]
 _USAGE = ("usage", "x_groq")
 _SET_ONCE = ("role", "id", "name", "type", "phase", "channel")  # texts that come whole; all others come in pieces
 _PROGRESS = {"content": "text", "reasoning_content": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}
@@ -21,7 +20,7 @@ class ChatAccumulator(EventAccumulator):
 
     marker_ends = True
 
-    def __init__(self, head: HttpResponse, request: ModelRequest, from_document: _FROM_DOCUMENT) -> None:
+    def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
         self._from_document = from_document
         self._names = ToolNames(request.tools)

@@ -19,26 +19,30 @@ from adapters.base import (
     ToolChoice,
     Usage,
 )
-from adapters.common import FOREIGN_MARK, check_choice, exchanges, hosted_tools, merge_parameters, notice_text
+from adapters.common import FOREIGN_MARK, check_choice, exchanges, hosted_tools, merge_parameters, notice_text, unseen
 from adapters.documents import (
-    UnreadableBody,
     arguments_text,
     as_list,
     as_object,
     as_text,
     count_or_none,
     own_call_id,
-    read_json,
     request_id,
     text_or_none,
     write_json,
 )
-from adapters.failures import MODEL_OUTPUT_INVALID, http_failure, in_band_failure, protocol_failure
+from adapters.failures import (
+    MODEL_OUTPUT_INVALID,
+    in_band_failure,
+    protocol_failure,
+    reply_of_body,
+    unreadable_body,
+)
 from adapters.names import ToolNames
 from adapters.openai_common import add_stream, azure_url, function_fields, http_request, observation_text, output_format
 from adapters.openai_responses_stream import ResponsesAccumulator
 from orchestrator.domain.model import ProposedCall
-from orchestrator.domain.transcript import JsonObject, ModelReply, Observation, TranscriptItem, UserText
+from orchestrator.domain.transcript import JsonObject, ModelReply, Observation, UserText
 
 RESERVED = frozenset(
     {"model", "input", "instructions", "tool_choice", "stream", "background", "previous_response_id", "conversation"}
@@ -76,13 +80,7 @@ class OpenAIResponses:
         return body
 
     def from_response(self, response: HttpResponse, request: ModelRequest) -> Reply:
-        if response.status >= 300:
-            return http_failure(response)
-        try:
-            document = read_json(response.body)
-        except UnreadableBody:
-            document = None
-        return reply_from_document(document, response, request)
+        return reply_of_body(response, request, reply_from_document)
 
     def accumulator(self, head: HttpResponse, request: ModelRequest) -> Accumulator:
         return ResponsesAccumulator(head, request, reply_from_document)
@@ -90,10 +88,8 @@ class OpenAIResponses:
 
 def reply_from_document(document: Any, response: HttpResponse, request: ModelRequest) -> Reply:
     """The reply for a whole response object: a plain body, or the last event of a finished stream. None: no JSON."""
-    identity = request_id(response.headers)
     if document is None:
-        failure = protocol_failure("UNREADABLE_BODY", retryable=True)
-        return Reply(Completion.API_FAILURE, request_id=identity, failure=failure)
+        return unreadable_body(response)
     found = _read(as_object(document), ToolNames(request.tools))
     completion, failure_or_none = _completion(found, response, request)
     return Reply(
@@ -103,7 +99,7 @@ def reply_from_document(document: Any, response: HttpResponse, request: ModelReq
         refusal=found.refusal if completion is Completion.REFUSAL else None,
         raw_reason=found.raw_reason,
         response_id=text_or_none(found.document.get("id")),
-        request_id=identity,
+        request_id=request_id(response.headers),
         model=text_or_none(found.document.get("model")),
         usage=_usage(as_object(found.document.get("usage"))),
         items=found.items,
@@ -145,7 +141,7 @@ def _add_state(body: JsonObject, request: ModelRequest) -> None:
 def _input(api: str, request: ModelRequest, names: ToolNames) -> list[JsonObject]:
     kept = request.previous_response_id
     result: list[JsonObject] = []
-    for exchange in exchanges(_after(request.items, kept)):
+    for exchange in exchanges(unseen(request.items, kept)):
         reply = exchange.reply
         if reply is not None:
             if kept is None or reply.response_id != kept:
@@ -155,17 +151,6 @@ def _input(api: str, request: ModelRequest, names: ToolNames) -> list[JsonObject
             content = said.text if isinstance(said, UserText) else notice_text(said)
             result.append({"role": "user", "content": content})
     return result
-
-
-def _after(items: tuple[TranscriptItem, ...], kept: str | None) -> tuple[TranscriptItem, ...]:
-    """What the provider does not have yet, led by the reply that it keeps."""
-    if kept is None:
-        return items
-    for index in range(len(items) - 1, -1, -1):
-        item = items[index]
-        if isinstance(item, ModelReply) and item.response_id == kept:
-            return items[index:]
-    raise ValueError(f"previous response {kept!r} is not in the transcript")
 
 
 def _reply_items(api: str, reply: ModelReply, names: ToolNames) -> list[JsonObject]:

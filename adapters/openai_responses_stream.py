@@ -4,17 +4,16 @@ Its terminal event carries the whole object and is authoritative; where a gatewa
 were explicitly done stand in for it. Deltas are shown to the observer and, for texts only, kept for that case.
 """
 
-from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
 from adapters.base import HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none
+from adapters.failures import FromDocument
 from adapters.names import ToolNames
 from adapters.streaming import EventAccumulator, interrupted, said
 from orchestrator.domain.transcript import JsonObject
 
-_FROM_DOCUMENT = Callable[[Any, HttpResponse, ModelRequest], Reply]
 _TERMINAL = {
     "response.completed": "completed",
     "response.incomplete": "incomplete",
@@ -34,7 +33,7 @@ _TEXT = "response.output_text.delta"
 class ResponsesAccumulator(EventAccumulator):
     """See `adapters.base.Accumulator`. Complete with `response.completed`, `.incomplete` or `.failed`, or an error."""
 
-    def __init__(self, head: HttpResponse, request: ModelRequest, from_document: _FROM_DOCUMENT) -> None:
+    def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
         self._from_document = from_document
         self._names = ToolNames(request.tools)
