@@ -4,93 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from examples.scripted_model.process import ScriptedModel
-from executors.registry import Registry
-from orchestrator import commands, dispatch, settling, turn
-from orchestrator.app import App
+from orchestrator import commands, settling
 from orchestrator.domain.errors import CommitUnknown, Unavailable
-from orchestrator.settings import Settings
 from store import db
-from store.db import Database
-from store.migrate import migrate
-from tests.chaos.proxy import Proxy, target, through
-from tests.chaos.world import wait_until
-from tests.executors.downstream import Downstream, downstream
-from tests.orchestrator import lab
+from tests.chaos.lost import LOST, kinds, submission
+from tests.chaos.proxy import Proxy
 from tests.orchestrator.desk import DONE, Desk, call, calls
-
-pytestmark = pytest.mark.usefixtures("migrated")
-LOST = {"commit": 1.0}  # every COMMIT is durable and its answer lost
-STOPPED = {"uncommitted": 1.0}  # no COMMIT arrives
-
-
-@pytest.fixture(scope="module")
-def migrated(database_url: str) -> None:
-    database = Database(database_url, 2)
-    migrate(database)
-    database.close()
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[ScriptedModel]:
-    with ScriptedModel.start() as running:
-        yield running
-
-
-@pytest.fixture
-def lab_server() -> Iterator[Downstream]:
-    with downstream() as running:
-        yield running
-
-
-@pytest.fixture
-def proxy(database_url: str) -> Iterator[Proxy]:
-    with Proxy(target(database_url), seed=1, postgres=True) as running:
-        yield running
-
-
-@pytest.fixture
-def desk(
-    proxy: Proxy, database_url: str, broker_url: str, model: ScriptedModel, lab_server: Downstream,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Desk]:  # fmt: skip
-    """The application behind the proxy."""
-    monkeypatch.setenv("LAB_URL", lab_server.url)
-    monkeypatch.setenv("LAB_MODEL_URL", f"{model.url}/v1")
-    registry = Registry()
-    registry.add(*lab.TOOLS)
-    url = through(database_url, proxy.address)
-    app = App(Settings(database_url=url, broker_url=broker_url, lease_seconds=60.0, hint_limit=100_000), registry)
-    app.sync_slots()
-    opened = Desk(app, model, lab_server)
-    for table in ("operations", "calls", "actions"):  # what earlier tests left is not due in this one
-        opened.sql(f"UPDATE {table} SET wake_at = NULL WHERE wake_at IS NOT NULL")
-    yield opened
-    app.close()
-
-
-@pytest.fixture(params=[LOST, STOPPED], ids=["durable", "not durable"])
-def lost_once(request: pytest.FixtureRequest, proxy: Proxy) -> Callable[[], None]:
-    """Lose the next COMMIT: this answer, or this request."""
-    [kind] = request.param
-
-    def lose() -> None:
-        proxy.control(faults={kind: 1.0}, times=1)
-
-    return lose
-
-
-def kinds(desk: Desk, operation: str) -> list[str]:
-    rows = desk.sql("SELECT kind FROM audit WHERE operation_id = :o ORDER BY seq", o=operation)
-    return [row["kind"] for row in rows]
-
 
 # --- everything lost -----------------------------------------------------------------------------------------------
 
@@ -202,14 +126,6 @@ def test_a_verb_that_cannot_be_looked_up_says_so(
 # --- submit --------------------------------------------------------------------------------------------------------
 
 
-def submission(desk: Desk, key: str | None = None) -> commands.Submission:
-    """Of a profile that is known; the pool's connections are warm after it."""
-    profile = desk.scripts[desk.submit(DONE)]
-    return commands.submission(
-        profile=profile, input="Please.", tenant="acme", subject="alice", idempotency_key=key
-    )  # fmt: skip
-
-
 def of_key(desk: Desk, key: str) -> list[str]:
     rows = desk.sql("SELECT operation_id FROM operations WHERE caller_key = :k", k=key)
     return [row["operation_id"] for row in rows]
@@ -285,130 +201,3 @@ def test_what_the_command_line_says(desk: Desk, proxy: Proxy, broker_url: str) -
     assert (done.returncode, said["code"]) == (6, "COMMIT_UNKNOWN")
     assert said["operation_id"] in done.stderr
     assert kinds(desk, said["operation_id"]) == ["operation.submitted"]
-
-
-# --- workers -------------------------------------------------------------------------------------------------------
-
-
-def due_write(desk: Desk, tool: str = "write") -> str:
-    operation = desk.submit(calls(call(tool)), DONE)
-    desk.advance(operation)
-    return operation
-
-
-def paid_once(desk: Desk, operation: str) -> None:
-    action = desk.action(operation)
-    assert (action.state, action.attempts, len(desk.lab.seen)) == ("SUCCEEDED", 1, 1)
-    said = kinds(desk, operation)
-    assert (said.count("action.started"), said.count("action.succeeded")) == (1, 1)
-    assert not {"action.unknown", "action.late_result"} & set(said)
-
-
-@pytest.mark.parametrize("tool", ["write", "single"])
-def test_a_start_whose_commit_is_lost_goes_on(tool: str, desk: Desk, lost_once: Callable[[], None]) -> None:
-    """Nobody could be asked about this write: without the look it would wait for an operator, and was never sent."""
-    operation = due_write(desk, tool)
-    lost_once()
-    desk.step("writes")
-    paid_once(desk, operation)
-
-
-def test_a_start_that_cannot_be_looked_up_sends_nothing(
-    desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operation = due_write(desk)
-    monkeypatch.setattr(db, "LOOK_SECONDS", 0.3)
-    proxy.control(faults=LOST, times=1, then={"drop": 1.0})
-    with pytest.raises(CommitUnknown):
-        dispatch.run_one(desk.app, "writes", desk.action(operation).action_id)
-    proxy.heal(reset=False)
-    assert desk.lab.seen == []
-    assert desk.action(operation).state == "STARTED", "it was durable"
-    desk.expire_leases(operation)
-    desk.sweep()
-    assert (desk.action(operation).state, desk.action(operation).review) == ("UNKNOWN", True)
-
-
-@contextmanager
-def while_it_is_sent(desk: Desk, queue: str) -> Iterator[None]:
-    """Within the block the downstream has the request of the queue's next row and has not answered."""
-    desk.lab.will(wait=True)
-    with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(dispatch.run_one, desk.app, queue, None)
-        assert wait_until(lambda: len(desk.lab.seen) == 1)
-        yield
-        assert step.result(60)
-
-
-def test_an_outcome_whose_commit_is_lost(desk: Desk, lost_once: Callable[[], None]) -> None:
-    operation = due_write(desk)
-    with while_it_is_sent(desk, "writes"):
-        lost_once()
-        desk.lab.released.set()
-    paid_once(desk, operation)
-
-
-@pytest.mark.parametrize("tool", ["write", "look"])
-def test_an_outcome_waits_for_the_database(tool: str, desk: Desk, proxy: Proxy) -> None:
-    """What the downstream said is not forgotten because the database is away when it should be recorded."""
-    operation = due_write(desk, tool)
-    with while_it_is_sent(desk, "writes" if tool == "write" else "reads"):
-        proxy.control(faults={"drop": 1.0}, reset_all=True)
-        desk.lab.released.set()
-        assert wait_until(lambda: proxy.counts()["drop"] >= 3)
-        proxy.heal(reset=False)
-    assert desk.call(operation).state == "SUCCEEDED"
-    assert len(desk.lab.seen) == 1
-
-
-def test_a_reply_waits_for_the_database(desk: Desk, proxy: Proxy) -> None:
-    """It was paid for: the model is not asked again."""
-    operation = desk.submit({"text": "Done.", "fault": {"delay": 0.5}})
-    with ThreadPoolExecutor(1) as pool:
-        turned = pool.submit(turn.advance, desk.app, operation)
-        assert wait_until(lambda: len(desk.requests(operation)) == 1)
-        proxy.control(faults={"drop": 1.0}, reset_all=True)
-        assert wait_until(lambda: proxy.counts()["drop"] >= 3)
-        proxy.heal(reset=False)
-        assert turned.result(60)
-    assert desk.view(operation).state == "COMPLETED"
-    assert len(desk.requests(operation)) == 1
-
-
-# --- a database that hangs -----------------------------------------------------------------------------------------
-
-
-def test_nobody_waits_for_ever_for_a_database_that_says_nothing(
-    desk: Desk, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes connections and statements and never answers, as a proxy does that has lost its server."""
-    asked = submission(desk, "silent")
-    monkeypatch.setattr(db, "ANSWER_SECONDS", 0.5)
-    proxy.control(faults={"blackhole": 1.0})
-    with pytest.raises(Unavailable) as error:
-        commands.submit(desk.app, asked)
-    assert error.value.code == "DATABASE_UNREACHABLE"
-    with pytest.raises(Unavailable):
-        turn.advance(desk.app, None)
-    proxy.heal(reset=False)
-    assert commands.submit(desk.app, asked).created
-
-
-def test_a_holder_of_a_lock_that_is_cut_off_loses_it(desk: Desk, proxy: Proxy, database_url: str) -> None:
-    """A sweeper that is stopped, or whose network has gone, must not keep another one from its work for ever."""
-    direct = Database(database_url, 1)
-
-    def free() -> bool:
-        with db.exclusive(direct, 77, 60.0) as mine:
-            return mine is not None
-
-    with suppress(Unavailable), db.exclusive(desk.app.database, 77, 0.5) as held:
-        assert held is not None
-        assert not free()
-        proxy.control(faults={"blackhole": 1.0})
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(db, "ANSWER_SECONDS", 0.2)
-            with pytest.raises(Unavailable):
-                db.still_there(held)
-        assert wait_until(free)
-    direct.close()
