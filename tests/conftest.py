@@ -1,6 +1,7 @@
 """Real servers for every test: one PostgreSQL and one Valkey per session, a database of its own per module.
 
-`TURNQUEUE_DATABASE_URL` and `TURNQUEUE_BROKER_URL` point the tests at other servers.
+`TURNQUEUE_DATABASE_URL` and `TURNQUEUE_BROKER_URL` point the tests at other servers. `TQ_TEST_BROKER=amqp` starts a
+RabbitMQ instead of Valkey, from Debian's packages.
 """
 
 import os
@@ -9,6 +10,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -20,6 +22,7 @@ from sqlalchemy.engine import make_url
 
 from embedded.databases import create_database, drop_database
 from embedded.servers import EmbeddedServers, Servers
+from tests.brokers.rabbitmq import VHOSTS, RabbitMQ, clean
 
 _BROKER_DATABASES = count()
 
@@ -33,7 +36,20 @@ settings.load_profile("turnqueue")
 
 
 # The longest first, so that no test process is left alone with them at the end.
-LONG = ("cli", "simulator", "models", "incidents", "system", "chaos", "deploy", "replay", "people", "acceptance")
+LONG = (
+    "skew",
+    "brokers",
+    "cli",
+    "simulator",
+    "models",
+    "incidents",
+    "system",
+    "chaos",
+    "deploy",
+    "replay",
+    "people",
+    "acceptance",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,14 +59,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """The session's PostgreSQL and Valkey."""
+    """The session's PostgreSQL and broker."""
     # Not tmp_path: as root the servers run as another user, who cannot enter pytest's private directory.
     home = Path(tempfile.mkdtemp(prefix="tq-"))
-    try:
-        with EmbeddedServers(home) as started:
-            yield started
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    with ExitStack() as opened:
+        opened.callback(shutil.rmtree, home, ignore_errors=True)
+        environ = dict(os.environ)
+        if environ.get("TQ_TEST_BROKER") == "amqp" and not environ.get("TURNQUEUE_BROKER_URL"):
+            environ["TURNQUEUE_BROKER_URL"] = opened.enter_context(RabbitMQ(home / "rabbitmq")).url()
+        yield opened.enter_context(EmbeddedServers(home, environ))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +80,13 @@ def database_url(servers: Servers) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def broker_url(servers: Servers) -> Iterator[str]:
-    """An empty numbered database of the broker for this test module.  Another kind of broker is used as it is."""
+    """An empty numbered database (or virtual host) of the broker for this test module."""
+    if servers.broker_url.startswith("amqp"):
+        url = f"{servers.broker_url.rpartition('/')[0]}/tq{next(_BROKER_DATABASES) % (VHOSTS - 1) + 1}"
+        clean(url)
+        yield url
+        clean(url)
+        return
     if not servers.broker_url.startswith(("redis://", "redis+socket://")):
         yield servers.broker_url
         return
