@@ -42,12 +42,15 @@ def opened(settings: Settings, sealed: str) -> tuple[str, str]:
 
 
 def _signer(settings: Settings) -> itsdangerous.URLSafeTimedSerializer:
-    name = settings.completion_key_env
-    key = os.environ.get(name) if name else None
-    if not key:
+    """Signs with the first key that is named; those after it are earlier ones, whose tokens are still good."""
+    names = [name.strip() for name in (settings.completion_key_env or "").split(",") if name.strip()]
+    keys = [os.environ.get(name, "") for name in names]
+    if not keys or not all(keys):
         raise ConfigError("MISSING_SETTING", "TURNQUEUE_COMPLETION_KEY_ENV must name a variable that holds the key")
-    if len(key) < 32:
-        raise ConfigError("BAD_SETTING", f"{name}: a signing key has at least 32 characters")
+    for name, key in zip(names, keys, strict=True):
+        if len(key) < 32:
+            raise ConfigError("BAD_SETTING", f"{name}: a signing key has at least 32 characters")
+    oldest_first = keys[::-1]
     return itsdangerous.URLSafeTimedSerializer(
-        key, salt=_SALT, signer_kwargs={"digest_method": hashlib.sha512, "key_derivation": "hmac"}
+        oldest_first, salt=_SALT, signer_kwargs={"digest_method": hashlib.sha512, "key_derivation": "hmac"}
     )

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 def run_one(app: App, queue: str, hint: str | None) -> bool:
     """One due row of the queue, the hinted one first. False: nothing is due (or no slot is free)."""
     if hint is not None and hint.startswith("act_"):
-        if _run_action(app, hint):
+        if _run_action(app, hint, hinted=True):
             return True
         hint = None
     return (queue in app.read_queues and reads.run(app, queue, hint)) or _run_next_action(app, queue)
@@ -36,11 +36,11 @@ def _run_next_action(app: App, queue: str) -> bool:
     return False
 
 
-def _run_action(app: App, action_id: str) -> bool:
+def _run_action(app: App, action_id: str, *, hinted: bool = False) -> bool:
     with app.database.autocommit() as connection:
         action = actions.load_ours(connection, action_id)
-    if action is None:
-        return False
+    if action is None or (hinted and action.limited and action.state is ActionState.READY):
+        return False  # limited tools go by fair order, or a flood of one tenant's hints would pass the others
     spec = app.registry.tool(action.tool)
     if spec is None:
         log.warning("action.tool_not_here", tool=action.tool)

@@ -49,7 +49,8 @@ class Settings(BaseModel):
     # Beyond the 900 s after which Redis delivers a dead worker's messages again; each envelope works once in any case.
     envelope_seconds: float = Field(default=3600.0, gt=0)
     senders: Mapping[str, Sender] = Field(default_factory=dict)
-    completion_key_env: str | None = None  # environment variable with the key that signs completion tokens
+    # Environment variables with the key that signs completion tokens, and after a comma with earlier ones.
+    completion_key_env: str | None = None
     completion_seconds: float = Field(default=7 * 86400.0, gt=0)
     send_events: bool = False  # task events for Flower
     heartbeat_file: Path | None = None  # touched every few seconds, for a health check

@@ -69,14 +69,23 @@ _FREE = "(c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
 _DUE = f"c.wake_at <= clock_timestamp() AND {_FREE} AND {versions.OF_C} AND (c.state <> 'READY' OR {halts.NONE}) "
 
 
+_LEFT = f"{_DUE} AND c.action_id <> ALL(CAST(:skip AS text[]))"
+_NEXT = text(
+    f"""
+    WITH RECURSIVE {slots.fair("actions", "action_id", "STARTED", _LEFT)},
+    limited AS (SELECT action_id, wake_at FROM ranked JOIN actions USING (action_id) ORDER BY rank LIMIT 1),
+    free AS (SELECT c.action_id, c.wake_at FROM actions c
+             WHERE c.queue = :queue AND NOT c.limited AND {_LEFT} ORDER BY c.wake_at LIMIT 1)
+    SELECT action_id FROM (SELECT * FROM limited UNION ALL SELECT * FROM free) AS next ORDER BY wake_at LIMIT 1
+    """
+)
+
+
 def next_due(connection: Connection, queue: str, skip: Sequence[str] = ()) -> str | None:
-    """The action of this queue that is longest due and has a free slot where it needs one. Takes no lock."""
-    statement = text(
-        f"SELECT c.action_id FROM actions c WHERE c.queue = :queue AND {_DUE} "
-        f"AND c.action_id <> ALL(CAST(:skip AS text[])) AND (NOT c.limited OR {slots.HAS_FREE}) "
-        "ORDER BY c.wake_at LIMIT 1"
-    )
-    found: str | None = connection.execute(statement, {"queue": queue, "skip": list(skip)}).scalar()
+    """The action of this queue that is longest due; among those of limited tools that have a free slot, the one whose
+    turn it is. Takes no lock.
+    """
+    found: str | None = connection.execute(_NEXT, {"queue": queue, "skip": list(skip)}).scalar()
     return found
 
 

@@ -69,30 +69,9 @@ _CLAIM_OLDEST = text(
         candidate=f"{_PICK} c.queue = :queue AND NOT c.limited AND {_DUE} ORDER BY c.wake_at LIMIT 1 {_LOCKED}",
     )
 )
-# Fair: the oldest due row of each tenant, the tenant with the fewest slots in use first. `tenants` walks the index
-# from tenant to tenant, so its cost grows with the number of waiting tenants and not with the number of rows.
 _CLAIM_FAIR = text(
     _CLAIM.format(
-        prelude="""RECURSIVE tenants AS (
-        (SELECT c.tenant FROM calls c WHERE c.queue = :queue AND c.limited AND c.wake_at IS NOT NULL
-         ORDER BY c.tenant LIMIT 1)
-        UNION ALL
-        SELECT (SELECT c.tenant FROM calls c WHERE c.queue = :queue AND c.limited AND c.wake_at IS NOT NULL
-                AND c.tenant > t.tenant ORDER BY c.tenant LIMIT 1)
-        FROM tenants t WHERE t.tenant IS NOT NULL),
-    oldest AS (
-        SELECT d.call_key, d.wake_at,
-               (SELECT count(*) FROM slots s WHERE s.tool = d.tool AND s.tenant = d.tenant) AS tenant_busy,
-               (SELECT count(*) FROM calls r WHERE r.operation_id = d.operation_id AND r.state = 'RUNNING') AS busy
-        FROM tenants t CROSS JOIN LATERAL (
-            SELECT c.* FROM calls c WHERE c.queue = :queue AND c.limited AND c.tenant = t.tenant AND """
-        + _DUE
-        + " AND "
-        + slots.HAS_FREE
-        + """ ORDER BY c.wake_at LIMIT 8) d
-        WHERE t.tenant IS NOT NULL),
-    ranked AS (SELECT call_key, row_number() OVER (ORDER BY tenant_busy, busy, wake_at) AS rank FROM oldest),
-    """,
+        prelude="RECURSIVE " + slots.fair("calls", "call_key", "RUNNING", _DUE) + ",",
         candidate=f"""SELECT c.call_key AS id, c.tool, c.tenant, c.limited
         FROM calls c JOIN ranked USING (call_key) WHERE {_DUE} ORDER BY ranked.rank LIMIT 1 {_LOCKED}""",
     )

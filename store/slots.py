@@ -25,6 +25,34 @@ TAKE = """
 HAS_FREE = (
     "EXISTS (SELECT 1 FROM slots s WHERE s.tool = c.tool AND (s.holder IS NULL OR s.lease_until < clock_timestamp()))"
 )
+
+
+def fair(table: str, key: str, running: str, due: str) -> str:
+    """`WITH RECURSIVE` parts that rank the due rows of a queue's limited tools: `ranked(<key>, rank)`.
+
+    The oldest of each tenant; the tenant with the fewest slots in use first, and by lot where several have as few:
+    with one slot, by age, everybody would wait behind whoever has the most. `tenants` walks the index from tenant to
+    tenant, so its cost grows with the number of waiting tenants and not with the number of rows. `running`: the state
+    in which a row of `table` is being worked on; `due`: when one is due, of `c`.
+    """
+    waiting = f"FROM {table} c WHERE c.queue = :queue AND c.limited AND c.wake_at IS NOT NULL"
+    return f"""
+    tenants AS (
+        (SELECT c.tenant, random() AS lot {waiting} ORDER BY c.tenant LIMIT 1)
+        UNION ALL
+        SELECT (SELECT c.tenant {waiting} AND c.tenant > t.tenant ORDER BY c.tenant LIMIT 1), random()
+        FROM tenants t WHERE t.tenant IS NOT NULL),
+    oldest AS (
+        SELECT d.{key}, d.wake_at, t.lot,
+               (SELECT count(*) FROM slots s WHERE s.tool = d.tool AND s.tenant = d.tenant) AS tenant_busy,
+               (SELECT count(*) FROM {table} r WHERE r.operation_id = d.operation_id AND r.state = '{running}') AS busy
+        FROM tenants t CROSS JOIN LATERAL (
+            SELECT c.* FROM {table} c WHERE c.queue = :queue AND c.limited AND c.tenant = t.tenant AND {due}
+            AND {HAS_FREE} ORDER BY c.wake_at LIMIT 8) d
+        WHERE t.tenant IS NOT NULL),
+    ranked AS (SELECT {key}, row_number() OVER (ORDER BY tenant_busy, lot, busy, wake_at) AS rank FROM oldest)"""
+
+
 LOST = "#lost"  # what the holder of a lost attempt's slot is called besides
 FREE = "UPDATE slots SET holder = NULL, tenant = NULL, lease_until = NULL WHERE holder = :holder"
 

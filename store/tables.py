@@ -226,6 +226,7 @@ actions = Table(
         "started_at IS NOT NULL OR state NOT IN ('STARTED', 'SUCCEEDED', 'UNKNOWN', 'PENDING')", name="started"
     ),
     Index("ix_actions_due", "queue", "wake_at", postgresql_where=text("wake_at IS NOT NULL")),
+    Index("ix_actions_fair", "queue", "tenant", "wake_at", postgresql_where=text("wake_at IS NOT NULL AND limited")),
     Index("ix_actions_lease", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
     Index("ix_actions_operation", "operation_id", "turn"),
 )
