@@ -119,7 +119,8 @@ def seen(bench: Desk, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         open_now = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND xact_start IS NOT NULL"
 
         def look(name: str) -> None:
-            row = watcher.execute(f"{open_now} AND pid <> pg_backend_pid()").fetchone()
+            ours = "backend_type = 'client backend' AND pid <> pg_backend_pid()"  # and not a vacuum's
+            row = watcher.execute(f"{open_now} AND {ours}").fetchone()
             assert row is not None
             most[name] = max(most.get(name, 0), row[0])
 
