@@ -8,6 +8,7 @@ from orchestrator.settings import Settings
 _settings = Settings.from_env()
 
 TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), "orchestrator.transport:Transport")
+TRANSPORT_ALIASES |= {"amqp": "orchestrator.transport:AmqpTransport", "amqps": "orchestrator.transport:AmqpsTransport"}
 
 broker_url = _settings.broker_url
 broker_transport_options = transport_options(_settings)
@@ -15,6 +16,7 @@ broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # survive long outages
 broker_channel_error_retry = True
 broker_pool_acquire_timeout = 5
+broker_heartbeat = 30  # seconds (RabbitMQ): a connection that is dead at the other end is noticed within two of them
 
 # No result backend, no chords: PostgreSQL is the only truth.
 result_backend = None

@@ -60,6 +60,9 @@ class Enqueuer:
 
         After any error send it again with the same `idempotency_key`: that makes one operation, however often it
         arrives. The result is read from Turnqueue, not from the broker.
+
+        RabbitMQ confirms and drops what no queue takes, so it is told to hand that back (`mandatory`): the app needs
+        `confirm_publish` in its `broker_transport_options` to hear of it, and of a message that was not taken at all.
         """
         request = submission(
             profile=profile, input=input, tenant=tenant, subject=subject, scopes=frozenset(scopes),
@@ -68,7 +71,7 @@ class Enqueuer:
         sealed = seal(request, sender=self._sender, key=self._key)
         self._app.send_task(
             TASK, args=[sealed], queue=queue(SUBMIT_QUEUE), serializer="json", argsrepr="('<sealed>',)",
-            ignore_result=True,
+            ignore_result=True, mandatory=True,
         )  # fmt: skip
 
 

@@ -1,16 +1,18 @@
-"""kombu's Redis transport for workers: it survives what is no message at all.
+"""kombu's transports for workers, with what they need besides. `celeryconfig` puts them in place of kombu's own.
+
+Redis: it survives what is no message at all.
 
 A list in Redis can hold any bytes. Of what it cannot read as a message kombu raises on the worker's own event loop,
 which ends the worker or makes it connect anew, so that whoever can write to the broker could keep all workers busy
 with starting. Here it is logged and gone: the pop that brought it has taken it from the list. `inbound` judges the
-rest. `celeryconfig` puts this in place of kombu's own; RabbitMQ checks the form of its messages itself.
+rest. RabbitMQ checks the form of its messages itself.
 """
 
 from queue import Empty
 from typing import Any
 
 import structlog
-from kombu.transport import redis
+from kombu.transport import pyamqp, redis
 
 log = structlog.get_logger()
 
@@ -74,3 +76,20 @@ class Transport(redis.Transport):
             super()._deliver(message, queue)
         else:
             _dropped()
+
+
+class _PerConsumer:
+    """RabbitMQ counts prefetched messages per consumer. Quorum queues refuse to be consumed with a limit per channel,
+    which Celery would set, as it cannot know that a virtual host makes such queues by default.
+    """
+
+    def qos_semantics_matches_spec(self, connection: Any) -> bool:
+        return True
+
+
+class AmqpTransport(_PerConsumer, pyamqp.Transport):
+    pass
+
+
+class AmqpsTransport(_PerConsumer, pyamqp.SSLTransport):
+    pass

@@ -22,7 +22,7 @@ from examples.support.script import script
 from orchestrator import commands
 from orchestrator.enqueue import MAX_SEALED, TASK
 from orchestrator.hints import SUBMIT_QUEUE, queue
-from tests.conftest import redis_client
+from tests.brokers.access import put, waiting
 from tests.enqueue.forge import ENVIRON, KEY, OTHER_KEY, SENDERS, content, request, sealed
 from tests.system.scene import WORKERS, Scene, scene, wait_until
 
@@ -175,10 +175,8 @@ GARBAGE = [
 def test_garbage_in_a_queue_stops_nobody(office: Scene, broker_url: str, name: str, garbage: bytes) -> None:
     before = operations(office)
     pids = [office.stack.pid(worker.name) for worker in WORKERS]
-    key = f"turnqueue:{name}"
-    with redis_client(broker_url) as redis:
-        redis.lpush(key, garbage)
-        wait_until(lambda: redis.llen(key) == 0)
+    put(broker_url, name, garbage)
+    wait_until(lambda: waiting(broker_url, name) == 0)
     operation_id = office.submit(f"ORD-{next(ORDERS):06}")
     assert office.finish(operation_id)[0].state == "COMPLETED"
     assert operations(office) == sorted([*before, operation_id])
