@@ -108,8 +108,7 @@ class Faults:
     # --- servers and messages --------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        with self._world.broker() as broker:
-            broker.flushall()
+        self._world.flush_broker()
 
     def _stop(self) -> None:
         """The broker hangs: it keeps its connections and answers nothing. Kills go on meanwhile."""

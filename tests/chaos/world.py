@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import amqp
 import httpx
 import psycopg
 import redis
@@ -26,6 +27,7 @@ from embedded.supervisor import CrashLimit, Process
 from examples.scripted_model.process import ScriptedModel
 from orchestrator.failpoints import hits
 from orchestrator.settings import Settings
+from tests.brokers.rabbitmq import RabbitMQ, clean
 from tests.chaos import tools
 from tests.chaos.proxy import Proxy, target, through
 
@@ -104,6 +106,7 @@ class World:
     names: tuple[str, ...]
     proxies: dict[str, Proxy]  # by what is behind them
     environ: dict[str, str]  # of a process of the run, beside this one's
+    rabbit: RabbitMQ | None = None  # the broker, where it is not Valkey
     arms: dict[str, str] = field(default_factory=dict)  # point -> what stands in the file `armed`
 
     def arm(self, point: str, nth: int = 1, action: str = "kill") -> None:
@@ -155,7 +158,18 @@ class World:
     def broker(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.layout.valkey_socket))
 
+    def flush_broker(self) -> None:
+        """All that the broker holds is gone: messages, queues, consumers."""
+        if self.rabbit is None:
+            with self.broker() as broker:
+                broker.flushall()
+        else:
+            with suppress(OSError, amqp.AMQPError):  # it may be about to be killed or hung
+                clean(self.servers.broker_url)
+
     def broker_pid(self) -> int:
+        if self.rabbit is not None:
+            return self.rabbit.pid
         pid = first_line_number(self.layout.files.valkey_pid)
         assert pid is not None
         return pid
@@ -168,7 +182,11 @@ class World:
         self.embedded.ensure()
 
     def kill_broker(self) -> None:
-        """SIGKILL, then an empty broker: nothing of it was kept on disk."""
+        """SIGKILL and a start: Valkey is empty then, RabbitMQ has what was on its disk."""
+        if self.rabbit is not None:
+            self.rabbit.kill()
+            self.rabbit.start()
+            return
         os.kill(self.broker_pid(), signal.SIGKILL)
         self.embedded.ensure()
 
@@ -238,13 +256,16 @@ def world(
     """`client`: the arguments of the client beside seed and folder; None for no client. Without workers no sweeper.
 
     The run's processes reach what is `proxied` (of PROXIED) through a proxy; `World` itself goes straight to it.
+    `TQ_TEST_BROKER=amqp` in the environment: the broker is a RabbitMQ.
     """
     # Not a private directory: as root the servers run as another user.
     home, folder = Path(tempfile.mkdtemp(prefix="tq-")), Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     with ExitStack() as opened:
         for path in (home, folder):
             opened.callback(shutil.rmtree, path, ignore_errors=True)
-        embedded = EmbeddedServers(home, {})
+        amqp_wanted = os.environ.get("TQ_TEST_BROKER") == "amqp"
+        rabbit = opened.enter_context(RabbitMQ(folder / "rabbitmq")) if amqp_wanted else None
+        embedded = EmbeddedServers(home, {"TURNQUEUE_BROKER_URL": rabbit.url()} if rabbit else {})
         servers = opened.enter_context(embedded)
         ledger = opened.enter_context(Ledger(folder / "ledger", seed))
         model = opened.enter_context(ScriptedModel.start())
@@ -288,5 +309,5 @@ def world(
             "TURNQUEUE_MODULES": modules,
         }  # fmt: skip
         yield World(
-            embedded, servers, prepare(home), ledger, model, stack, folder, settings, names, proxies, ours
+            embedded, servers, prepare(home), ledger, model, stack, folder, settings, names, proxies, ours, rabbit
         )  # fmt: skip
