@@ -87,6 +87,9 @@ def hand_back(app: App, unit: engine.Unit, row: Mapping[str, Any], ended: Attemp
     """
     spec = app.registry.tool(row["tool"])
     if spec is None or row["attempts"] < spec.max_attempts:
+        at_once = ended is AttemptState.LOST and row["attempts"] == 1  # it has waited for a lease to run out
+        if at_once:
+            unit.wake_rows([(row["call_key"], row["tool"], row["queue"])])
         return calls.try_again(
             unit.connection,
             call_key=row["call_key"],
@@ -94,7 +97,7 @@ def hand_back(app: App, unit: engine.Unit, row: Mapping[str, Any], ended: Attemp
             attempt_state=ended,
             code=code,
             contacted=None,
-            delay=backoff(row["attempts"]).total_seconds() / 2,
+            delay=0.0 if at_once else backoff(row["attempts"]).total_seconds() / 2,
         )
     settle_read(unit, row, ReadRecord(CallState.FAILED, ended, results.error("failed", code), None), None)
     return True
