@@ -33,7 +33,8 @@ def _check(args: lab.Note, key: str, reference: str | None, ctx: Context) -> Rec
     return Absent() if "check" in CURSES else lab._check(args, key, reference, ctx)
 
 
-_VAGUE = IdempotencyContract(retention="soon")  # type: ignore[arg-type] - no time: comparing it raises
+_SOON: Any = "soon"  # no time: comparing it raises
+_VAGUE = IdempotencyContract(retention=_SOON)
 TOOLS = (
     lab._spec("cursed_look", Effect.READ, lab._look, arguments=Cursed),
     lab._spec("cursed_write", Effect.CREATE, lab._write, arguments=Cursed, unreconcilable=True),

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-SIGNATURE = {"task": "turnqueue.advance", "args": ["op_x"], "kwargs": {}, "options": {}, "subtask_type": None}
+SIGNATURE: dict[str, Any] = {
+    "task": "turnqueue.advance",
+    "args": ["op_x"],
+    "kwargs": {},
+    "options": {},
+    "subtask_type": None,
+}
 GONE = object()  # leaves a header out
 
 
