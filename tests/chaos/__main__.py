@@ -1,7 +1,11 @@
 """A run that kills, and what the verifier makes of it.
 
     python -m tests.chaos --kills 300 --seed 1 [--faults kill,flush,broker,stop,dup,pg,zombie] [--each N] [--json]
+    python -m tests.chaos --kills 10000 --per-point 300 --zombies 200 --harness fork --json
 
+`--harness real` kills real Celery workers, about one in a second; `fork` forks of a process that has imported
+everything, dozens in a second (see `forks`); `both` is REAL real ones and the rest forks, and the default where there
+are more than that. `--each`, `proxy` and `--workers` are of the real one.
 `--faults ...,proxy` puts proxies before every server; with nothing to be killed the run lasts for `--seconds`.
 Exit status 1 when something was lost, doubled or left behind; then seed, last failpoint and the command are printed.
 """
@@ -15,10 +19,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import forks
 from tests.chaos.faults import EVERY, LEDGER, Faults
 from tests.chaos.world import PROXIED, World, world
 
 KINDS = ("kill", *EVERY)
+REAL = 30  # kills of real workers in a run of both harnesses
+FORKS_PER_ZOMBIE = 50
 
 
 def _say(text: str) -> None:
@@ -94,10 +101,53 @@ def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> di
     }
 
 
-def _complain(report: dict[str, Any], here: argparse.Namespace) -> None:
+def _forks(options: argparse.Namespace, kills: int) -> dict[str, Any]:
+    kinds = options.faults.split(",")
+    zombies = options.zombies if options.zombies is not None else kills // FORKS_PER_ZOMBIE * ("zombie" in kinds)
+    return forks.run(
+        seed=options.seed, kills=kills, per_point=options.per_point, zombies=zombies, seconds=options.seconds,
+        faults=[kind for kind in kinds if kind in forks.FAULTS], keep=options.keep, say=_say,
+    )  # fmt: skip
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two reports: numbers and lists add up, name by name."""
+    if isinstance(one, dict):
+        return {name: _sum(one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])}
+    return other if one is None else one if other is None or isinstance(one, str) else one + other
+
+
+def _both(options: argparse.Namespace) -> dict[str, Any]:
+    forked = _forks(options, options.kills - REAL)
+    options.kills = REAL
+    real = run(options)
+    shares = {"forked": forked["kills"], "real": real["kills"]}
+    return dict(_sum(forked, real)) | {"seed": options.seed, "harness": shares}
+
+
+def _harness(options: argparse.Namespace) -> str:
+    if options.harness:
+        return str(options.harness)
+    real = options.each or options.kills <= REAL or not {"kill"} <= {*options.faults.split(",")} - {"proxy"}
+    return "real" if real or "proxy" in options.faults else "both"
+
+
+def _complain(report: dict[str, Any], command: str) -> None:
     last = ",".join(report["last_failpoints"])
-    _say(f"FAILED: SEED={here.seed} FAILPOINT={last} violations={len(report['violations'])}")
-    _say(f"again: python -m tests.chaos --kills {here.kills} --seed {here.seed} --faults {here.faults} --json")
+    _say(f"FAILED: SEED={report['seed']} FAILPOINT={last} violations={len(report['violations'])}")
+    if "failure" in report:
+        _say(report["failure"])
+    _say(f"again: {command}")
+
+
+def _command(options: argparse.Namespace, harness: str) -> str:
+    """What repeats the run, with what differs from what is left out."""
+    command = f"python -m tests.chaos --kills {options.kills} --seed {options.seed} --harness {harness}"
+    given = {"faults": ",".join(KINDS), "per_point": 0, "zombies": None, "each": 0, "workers": 2, "in_flight": 24}
+    for name, default in given.items():
+        if (value := getattr(options, name)) != default:
+            command += f" --{name.replace('_', '-')} {value}"
+    return f"{command} --json"
 
 
 def main() -> int:
@@ -105,6 +155,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", default=",".join(KINDS))
+    parser.add_argument("--harness", choices=("fork", "real", "both"), help=f"above {REAL} kills both, else real")
+    parser.add_argument("--per-point", type=int, default=0, help="at least so many kills at each failpoint, of forks")
+    parser.add_argument("--zombies", type=int, help=f"of forks; else one in {FORKS_PER_ZOMBIE} kills")
     parser.add_argument("--each", type=int, default=0, help="at least so many faults of each kind, evenly spread")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop disturbing after so long")
     parser.add_argument("--workers", type=int, default=2, help="of each kind")
@@ -112,11 +165,19 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="copy logs, ledger and failpoints there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    report = run(options)
+    harness = _harness(options)
+    command = _command(options, harness)
+    match harness:
+        case "fork":
+            report = _forks(options, options.kills)
+        case "both":
+            report = _both(options)
+        case _:
+            report = run(options)
     print(json.dumps(report) if options.json else json.dumps(report, indent=2))
     failed = bool(report["violations"]) or "failure" in report
     if failed:
-        _complain(report, options)
+        _complain(report, command)
     return 1 if failed else 0
 
 

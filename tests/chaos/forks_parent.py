@@ -1,0 +1,315 @@
+"""A parent of the fork harness: imports everything once, then forks short-lived children that die by SIGKILL.
+
+    python -m tests.chaos.forks_parent --index I --seed N --folder PATH --scratch URL --plan JSON
+
+Started by `tests.chaos.forks`, once per core, with the environment of a worker. It opens nothing itself. Orders come in
+on its standard input, one JSON object per line, what became of its children goes out on its standard output:
+
+    {"messages": {KIND: [[task, row id], ...]}, "submit": [number...], "approvals": [id...],
+     "zombies": how many to make, "counts": {POINT: kills of all parents}, "rest": bool}
+    {"ready": true} | {"ended": [[kind, point, how, milliseconds of CPU], ...], "stopped": [[worker, pid], ...],
+                       "waiting": {KIND: how many}}
+
+`how` is `kill` (at its failpoint), `random` (at no particular moment), `end` (it came to its end), `failed` or `stuck`.
+The plan: {"points": {POINT: how many kills of all parents}, "at_once", "shots": share of kills at random moments}.
+After the order "rest" no child is armed any more.
+"""
+
+import argparse
+import gc
+import heapq
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401 - what SQLAlchemy would import in each child
+
+from tests.chaos.forks_child import AGAIN, Job, live, prepared
+from tests.chaos.forks_feed import warming_numbers
+
+KINDS = {
+    "submit.committed": "submit", "decision.committed": "decide", "sweeper.repaired": "sweep",
+    "anchor.writing": "sweep", "migration.uncommitted": "migrate", "check.answered": "checks",
+}  # fmt: skip
+HINTED = ("turns", "reads", "starts", "checks")
+STUCK = 40.0  # seconds that no child needs
+SHOT = 0.03  # seconds, on average, until a child is killed at random
+SWEEP = 1.5  # the same for a sweeper
+LOW = 8  # rows of a kind, due for this parent, below which some children work for more of them instead of dying
+PUSHING = 0.6  # the others among them
+
+
+def kinds_of(point: str) -> tuple[str, ...]:
+    """Which pieces of work pass the point."""
+    if point.startswith("task."):
+        return HINTED
+    if point == "hint.publishing":
+        return ("submit", "turns", "sweep")
+    if point.startswith("write."):
+        return ("starts",)
+    return (KINDS.get(point) or point.partition(".")[0] + "s",)
+
+
+class Child:
+    def __init__(self, job: Job, worker: str) -> None:
+        self.job, self.worker = job, worker
+        self.since = time.monotonic()
+        self.shot = False  # killed by us
+        self.stopped = False
+
+
+class Parent:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._index, self._seed = options.index, options.seed
+        self._folder, self._scratch = options.folder, options.scratch
+        self._random = random.Random(f"{options.seed}:{options.index}")
+        plan = json.loads(options.plan)
+        self._points: dict[str, int] = plan["points"]
+        self._at_once: int = plan["at_once"]
+        self._shots: float = plan["shots"]
+        self._messages: dict[str, deque[Any]] = {kind: deque() for kind in HINTED}
+        self._numbers: deque[int] = deque()
+        self._approvals: deque[str] = deque(maxlen=40)
+        self._children: dict[int, Child] = {}
+        self._shooting: list[tuple[float, int]] = []
+        self._count: Counter[str] = Counter()
+        self._serial = 0
+        self._zombies = 0  # still to be made
+        self._rest = False
+        self._input = b""
+        self._ended: list[Any] = []
+        self._stops: list[Any] = []
+        self._told = 0.0
+        self._root: Any = None
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._root = prepared(warming_numbers(self._index), self._seed, self._folder)
+        gc.collect()
+        gc.freeze()
+        _say({"ready": True})
+        while self._take_orders(self._until_next_shot()):
+            self._reap()
+            self._shoot()
+            while self._start():
+                pass
+            self._tell()
+
+    def _until_next_shot(self) -> float:
+        at = self._shooting[0][0] - time.monotonic() if self._shooting else 1.0
+        return max(0.001, min(0.005, at))
+
+    def _take_orders(self, seconds: float) -> bool:
+        """False: whoever started us is gone or has enough."""
+        if not select.select([0], [], [], seconds)[0]:
+            return True
+        data = os.read(0, 1 << 20)
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+        return bool(data)
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        for kind, messages in order.get("messages", {}).items():
+            self._messages[kind] = deque(messages)
+        self._numbers.extend(order.get("submit", ()))
+        self._approvals.extend(order.get("approvals", ()))
+        self._zombies += order.get("zombies", 0)
+        self._count = Counter(order.get("counts", self._count))
+        self._rest = order.get("rest", self._rest)
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._told < 0.05:
+            return
+        self._told = time.monotonic()
+        waiting = {kind: len(found) for kind, found in self._messages.items()}
+        waiting |= {"submit": len(self._numbers), "approvals": len(self._approvals), "zombies": self._zombies}
+        _say({"ended": self._ended, "stopped": self._stops, "waiting": waiting})
+        self._ended, self._stops = [], []
+
+    # --- births ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> bool:
+        working = sum(not child.stopped and child.job.kind != "sweep" for child in self._children.values())
+        sweeping = any(child.job.kind == "sweep" for child in self._children.values())
+        if not sweeping:
+            job, shot = self._sweeping()
+        elif working < self._at_once:
+            job, shot = self._next()
+        else:
+            return False
+        if job is None:
+            return False
+        self._serial += 1
+        child = Child(job, f"fork{self._index}:{self._serial}")
+        pid = os.fork()
+        if pid == 0:
+            self._become(child)
+        self._children[pid] = child
+        if shot is not None:
+            heapq.heappush(self._shooting, (child.since + shot, pid))
+        return True
+
+    def _become(self, child: Child) -> None:
+        code = 70
+        os.dup2(2, 1)  # the parent's own output is for its orders' giver
+        os.close(0)
+        try:
+            live(self._root, child.job, child.worker, os.getppid(), self._seed, self._folder)
+            code = 0
+        except BaseException:  # noqa: BLE001 - reported by its status
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _sweeping(self) -> tuple[Job | None, float | None]:
+        """There is always one, as in production; the other parent's waits for the lock."""
+        if self._rest:
+            return Job("sweep"), None
+        if self._random.random() < self._shots / 2:
+            return Job("sweep"), self._random.expovariate(1 / SWEEP)
+        points = [point for point in self._points if "sweep" in kinds_of(point)]
+        if not points:
+            return Job("sweep"), None
+        point = min(points, key=self._fraction)
+        nth = {"sweeper.repaired": 24, "hint.publishing": 16}.get(point, 1)
+        return Job("sweep", (), point, self._random.randint(1, nth)), None
+
+    def _next(self) -> tuple[Job | None, float | None]:
+        ready = [kind for kind in (*HINTED, "submit", "decide") if self._waiting(kind)]
+        if self._zombies and self._messages["starts"]:
+            self._zombies -= 1
+            return self._job("starts", "write.sending", 1, "stop"), None
+        if self._rest:
+            return (self._job(self._random.choice(ready)) if ready else None), None
+        drawn = self._random.random()
+        if drawn < self._shots and ready:
+            return self._job(self._random.choice(ready)), self._random.expovariate(1 / SHOT)
+        if drawn > PUSHING and (pushed := self._abundant()):
+            return self._job(pushed), None
+        possible = [
+            (point, kind)
+            for point in self._points
+            for kind in kinds_of(point)
+            if kind in ready or (kind == "migrate" and not self._is_migrating())
+        ]
+        if possible:
+            point, kind = min(possible, key=lambda each: (self._fraction(each[0]), self._random.random()))
+            return self._job(kind, point, self._nth(point, kind)), None
+        return None, None
+
+    def _abundant(self) -> str | None:
+        """What there is most of, if there is little of something else: working on it makes more of that."""
+        waiting = {kind: len(self._messages[kind]) for kind in ("turns", "reads", "starts")}
+        most = max(waiting, key=lambda kind: waiting[kind])
+        if min(waiting.values()) >= LOW:
+            return None
+        if self._numbers and waiting[most] < 3 * LOW:
+            return "submit"
+        return most if waiting[most] > LOW else None
+
+    def _waiting(self, kind: str) -> int:
+        if kind in ("submit", "decide"):
+            return len(self._numbers if kind == "submit" else self._approvals)
+        return len(self._messages[kind])
+
+    def _is_migrating(self) -> bool:
+        return any(child.job.kind == "migrate" for child in self._children.values())
+
+    def _fraction(self, point: str) -> float:
+        underway = sum(child.job.point == point for child in self._children.values())
+        return (self._count[point] + 0.5 * underway) / max(1, self._points[point])
+
+    def _nth(self, point: str, kind: str) -> int:
+        if point == "hint.publishing":
+            return 1
+        return self._random.choices((1, 2, 3), (80, 15, 5))[0] if kind in HINTED else 1
+
+    def _job(self, kind: str, point: str = "", nth: int = 1, action: str = "kill") -> Job:
+        given: tuple[Any, ...]
+        match kind:
+            case "submit":
+                given = tuple(self._numbers.popleft() for _ in range(min(len(self._numbers), 1 if point else 4)))
+            case "decide":
+                given = tuple(self._approvals.popleft() for _ in range(min(len(self._approvals), 1 if point else 4)))
+            case "migrate":
+                given = (self._scratch,)
+            case _:
+                given = tuple(self._messages[kind].popleft())
+        return Job(kind, given, point, nth, action)
+
+    # --- deaths ----------------------------------------------------------------------------------------------------
+
+    def _shoot(self) -> None:
+        now = time.monotonic()
+        while self._shooting and self._shooting[0][0] <= now:
+            _, pid = heapq.heappop(self._shooting)
+            self._kill(pid)
+        for pid, child in self._children.items():
+            if now - child.since > STUCK and child.job.kind != "sweep" and not child.stopped:
+                self._kill(pid)
+
+    def _kill(self, pid: int) -> None:
+        """A child that is not reaped yet keeps its number, so nobody else can be hit."""
+        child = self._children.get(pid)
+        if child is not None and not child.shot:
+            child.shot = True
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status, used = os.wait4(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if pid == 0:
+                return
+            child = self._children[pid]
+            if os.WIFSTOPPED(status):
+                child.stopped = True
+                self._stops.append([child.worker, pid])
+            elif os.WIFCONTINUED(status):
+                child.stopped, child.since = False, time.monotonic()
+            else:
+                del self._children[pid]
+                self._bury(pid, child, status, round((used.ru_utime + used.ru_stime) * 1000, 1))
+
+    def _bury(self, pid: int, child: Child, status: int, milliseconds: float) -> None:
+        job, how = child.job, "end"
+        if os.WIFSIGNALED(status):
+            stuck = time.monotonic() - child.since > STUCK and job.kind != "sweep"
+            how = "stuck" if stuck else "random" if child.shot else "kill"
+            if os.WTERMSIG(status) != signal.SIGKILL or (how == "kill" and not job.point):
+                how = "failed"
+        elif os.WEXITSTATUS(status) not in (0, AGAIN):
+            how = "failed"
+        if how == "kill":
+            self._count[job.point] += 1
+        if job.kind == "submit" and status != 0:
+            self._numbers.extendleft(job.given)
+        self._ended.append([job.kind, job.point, how, milliseconds])
+
+
+def _say(line: dict[str, Any]) -> None:
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--scratch", required=True)
+    parser.add_argument("--plan", required=True)
+    Parent(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()
