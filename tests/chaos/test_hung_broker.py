@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,8 @@ from orchestrator.hints import HintPublisher, publisher_options
 from orchestrator.settings import Settings
 from store.db import Database
 from store.migrate import migrate
+from tests.brokers.access import forget
+from tests.brokers.rabbitmq import RabbitMQ, need_rabbitmq
 from tests.chaos.proxy import Proxy, target, through
 from tests.chaos.world import wait_until
 
@@ -51,16 +56,38 @@ def migrated(database_url: str) -> str:
     return database_url
 
 
+@dataclass(frozen=True)
+class Broker:
+    url: str
+    pid: int
+
+
+@pytest.fixture(scope="module", params=["valkey", "rabbitmq"])
+def broker(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Broker]:
+    """The session's Valkey, and a RabbitMQ of this module's own."""
+    if request.param == "rabbitmq":
+        need_rabbitmq()
+        with tempfile.TemporaryDirectory(prefix="tq-") as folder, RabbitMQ(Path(folder) / "rabbitmq") as rabbit:
+            yield Broker(rabbit.url(1), rabbit.pid)
+        return
+    if servers.broker_url.startswith("amqp"):
+        pytest.skip("the session has no Valkey")
+    pid = first_line_number(prepare(servers.data_dir).files.valkey_pid)
+    assert pid is not None
+    yield Broker(request.getfixturevalue("broker_url"), pid)
+
+
 @pytest.fixture
-def proxy(broker_url: str) -> Iterator[Proxy]:
-    with Proxy(target(broker_url), seed=1) as running:
+def proxy(broker: Broker) -> Iterator[Proxy]:
+    forget(broker.url)
+    with Proxy(target(broker.url), seed=1) as running:
         yield running
 
 
 @pytest.fixture
-def settings(migrated: str, broker_url: str, proxy: Proxy) -> Settings:
+def settings(migrated: str, broker: Broker, proxy: Proxy) -> Settings:
     return Settings(
-        database_url=migrated, broker_url=through(broker_url, proxy.address), modules=(MODULE,), hint_limit=100_000
+        database_url=migrated, broker_url=through(broker.url, proxy.address), modules=(MODULE,), hint_limit=100_000
     )
 
 
@@ -136,10 +163,8 @@ def test_what_the_command_line_does(settings: Settings, proxy: Proxy) -> None:
 
 
 @contextmanager
-def stopped(servers: Servers) -> Iterator[None]:
-    """The broker's process hangs within the block."""
-    pid = first_line_number(prepare(servers.data_dir).files.valkey_pid)
-    assert pid is not None
+def stopped(pid: int) -> Iterator[None]:
+    """The process hangs within the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -147,9 +172,9 @@ def stopped(servers: Servers) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_submit_while_the_broker_is_stopped(app: App, settings: Settings, servers: Servers) -> None:
+def test_submit_while_the_broker_is_stopped(app: App, settings: Settings, broker: Broker) -> None:
     operations: list[str] = []
-    with stopped(servers):
+    with stopped(broker.pid):
         for _ in range(5):
             assert timed(lambda: operations.append(submit(app))) < BOUND
         assert app.hints.failed >= 1
