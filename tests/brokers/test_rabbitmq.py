@@ -22,6 +22,9 @@ from examples.support.scenario import SUBJECT, TENANT
 from orchestrator.hints import CORE_QUEUES, SUBMIT_QUEUE
 from tests.brokers.access import put, waiting
 from tests.brokers.rabbitmq import USER, RabbitMQ, channel
+from tests.cli.conftest import Shell
+from tests.cli.test_demo import check
+from tests.embedded.conftest import assert_stopped
 from tests.system.scene import WORKERS, Scene, scene, wait_until
 
 ACKNOWLEDGED_WITHIN = 3.0  # seconds, on this server; 30 minutes by default
@@ -198,3 +201,15 @@ def of(folder: Path) -> list[str]:
             if str(folder) in path.read_text(errors="replace"):
                 found.append(path.parent.name)
     return found
+
+
+# --- the whole of it -----------------------------------------------------------------------------------------------
+
+
+def test_the_demo(rabbit: RabbitMQ) -> None:
+    """As on one machine, with somebody else's broker."""
+    home = Path(tempfile.mkdtemp(prefix="tq-"))
+    done = Shell(home, {"TURNQUEUE_BROKER_URL": rabbit.url(4)})("demo", "--yes", "--json")
+    check(done)
+    assert_stopped(home)
+    shutil.rmtree(home)
