@@ -1,7 +1,7 @@
 """Tools that take their process with them, each at another step, and a consumer that goes deaf; for real workers.
 
-`HAZARD_DEAF` names a file: when it is there, the worker that finds it takes it away and stops consuming in the way that
-its content names: `cancel` (connected, subscribed to nothing) or `hang` (its loop stands still).
+`HAZARD_DEAF` names a folder: a worker that finds a file of its own name there takes it away and stops consuming in the
+way that its content names: `cancel` (connected, subscribed to nothing) or `hang` (its loop stands still).
 """
 
 import os
@@ -67,7 +67,7 @@ def _deaf_step(base: Any) -> Any:
 
 
 def _go_deaf(consumer: Any) -> None:
-    file = Path(os.environ["HAZARD_DEAF"])
+    file = Path(os.environ["HAZARD_DEAF"]) / consumer.hostname.partition("@")[0]
     try:
         how = file.read_text()
         file.unlink()
