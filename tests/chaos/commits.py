@@ -39,7 +39,7 @@ _TERMINATE = """
 
 @contextmanager
 def _workers(here: World, seed: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    environ = {**os.environ, **here.environ, "PYTHONPATH": ".", "TURNQUEUE_POOL_SIZE": "10"}
+    environ = {**os.environ, **here.environ, "PYTHONPATH": ".", "TURNQUEUE_POOL_SIZE": "4"}
     running = []
     direct = psycopg.conninfo.make_conninfo(here.dsn, application_name="chaos")
     for index in range(PROCESSES):
