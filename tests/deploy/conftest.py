@@ -92,7 +92,8 @@ def deployment(database_url: str, broker_url: str, variables: dict[str, str]) ->
             }
         )["services"]
         ours = {name: _without_servers(service) for name, service in services.items() if "command" in service}
-        ours.pop("redis")
+        for server in ("redis", "rabbitmq"):
+            ours.pop(server)
         files = {"tools.env": shop.env, "models.env": {"SUPPORT_MODEL_URL": f"{model.url}/v1"}, "senders.env": {}}
         local = Local(ours, home, {name: _replaced(name, service, files, home) for name, service in ours.items()})
         opened.callback(local.stop)
