@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.shared import ROOT
 
-PAGES = ("docs/acceptance.md", "docs/incidents.md")
+PAGES = ("docs/acceptance.md", "docs/incidents.md", "docs/faults.md")
 _REFERENCE = re.compile(r"`([a-z_/]+/test_\w+\.py::test_\w+)`")
 _LISTED = re.compile(r"^\s*(?:•|\d+\.)\s")
 _END = re.compile(r"^(?:References|Sources)$")
