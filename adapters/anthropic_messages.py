@@ -38,7 +38,7 @@ class AnthropicMessages:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = API
-    revision = "1"
+    revision = "2"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
         if request.server_state or request.previous_response_id is not None:

@@ -9,7 +9,6 @@ from adapters.anthropic_schema import wire_keys
 from adapters.base import Completion, Failure, HttpResponse, ModelRequest, Reply, Usage
 from adapters.common import FOREIGN_MARK
 from adapters.documents import (
-    SUBSTITUTE,
     UnreadableBody,
     as_list,
     as_object,
@@ -19,7 +18,7 @@ from adapters.documents import (
     read_json,
     request_id,
     text_or_none,
-    write_json,
+    value_text,
 )
 from adapters.exact import exact_text, read_exact, rename_keys
 from adapters.failures import (
@@ -126,7 +125,7 @@ def _with_call(block: JsonObject, text: str | None, own_id: str) -> tuple[JsonOb
         return block, None
     given = block.get("input")
     if text is None:
-        text = given if isinstance(given, str) else _written(given)
+        text = given if isinstance(given, str) else value_text({} if given is None else given)
     kept = block if text_or_none(block.get("id")) else {**block, "id": own_id}
     if not isinstance(given, dict):
         kept = {**kept, "input": {} if given is None else unreadable(text)}
@@ -137,11 +136,6 @@ def _with_our_keys(text: str, name: str, request: ModelRequest) -> str:
     schema = next((tool.parameters for tool in request.tools if tool.name == name), {})
     keys = {wire: ours for ours, wire in wire_keys(schema).items()}
     return rename_keys(text, keys) if keys else text
-
-
-def _written(value: Any) -> str:
-    """JSON text of a parsed value; what could not be kept stays something that no argument parser accepts."""
-    return "{}" if value is None else write_json(value).decode().replace("\\u001a", SUBSTITUTE)
 
 
 def _name(block: JsonObject, names: ToolNames) -> str:

@@ -43,6 +43,8 @@ class _Block:
 class MessagesAccumulator(EventAccumulator):
     """See `adapters.base.Accumulator`. Complete with `message_stop` after a stop reason, and every call closed."""
 
+    objects = ('"tool_use"',)
+
     def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
         super().__init__(head, request)
         self._names = ToolNames(request.tools)

@@ -14,6 +14,7 @@ from orchestrator.domain.transcript import JsonObject
 SUBSTITUTE = "\x1a"
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+_ESCAPED_SUBSTITUTE = re.compile(r"(?<!\\)((?:\\\\)*)\\u001a")
 _MAX_CLEANED_DEPTH = 200
 
 
@@ -21,17 +22,25 @@ class UnreadableBody(ValueError):
     """The body is not JSON (cut, HTML, wrong encoding, absurdly deep)."""
 
 
+class Doubled(dict[str, Any]):
+    """An object in which a key was written twice: as a dict it has the last values, and in `pairs` everything."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+
 def read_json(body: bytes) -> Any:
     """Parse a whole body; raises UnreadableBody. NUL, lone surrogates, NaN and infinities become `SUBSTITUTE`."""
     try:
-        value = read_event(body.removeprefix(b"\xef\xbb\xbf").decode())
+        value = read_event(body.removeprefix(b"\xef\xbb\xbf").decode(), doubled=True)
     except UnicodeDecodeError:
         raise UnreadableBody("the body is not UTF-8") from None
     return storable(value) if _SUSPECT.search(body) else value
 
 
-def read_event(text: str) -> Any:
-    """Parse one event of a stream; raises UnreadableBody.
+def read_event(text: str, *, doubled: bool = False) -> Any:
+    """Parse one event of a stream; raises UnreadableBody. With `doubled`, objects may be `Doubled`, which takes longer.
 
     Texts are left as they came: half a character may be in this event and half in the next. Whoever has put the pieces
     together calls `storable` (or `clean_text`) on the whole.
@@ -39,7 +48,7 @@ def read_event(text: str) -> Any:
     try:
         if text[-1:] != "}" or text[:1] != "{":
             text = text.strip(_BLANK)
-        value, end = _scan(text, 0)
+        value, end = (_scan_doubled if doubled else _scan)(text, 0)
     except (ValueError, RecursionError, StopIteration):
         raise UnreadableBody("the body is not JSON") from None
     if end != len(text):
@@ -52,11 +61,17 @@ def _finite(digits: str) -> float | str:
     return value if math.isfinite(value) else SUBSTITUTE
 
 
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    value = dict(pairs)
+    return value if len(value) == len(pairs) else Doubled(pairs)
+
+
 _BLANK = " \t\r\n"
 # The scanner itself: this runs once per delta, and what the decoder wraps around it costs as much as a small event.
-_scan: Callable[[str, int], tuple[Any, int]] = vars(
-    json.JSONDecoder(parse_constant=lambda _: SUBSTITUTE, parse_float=_finite)
-)["scan_once"]
+_Scanner = Callable[[str, int], tuple[Any, int]]
+_HOOKS: dict[str, Any] = {"parse_constant": lambda _: SUBSTITUTE, "parse_float": _finite}
+_scan: _Scanner = vars(json.JSONDecoder(**_HOOKS))["scan_once"]
+_scan_doubled: _Scanner = vars(json.JSONDecoder(**_HOOKS, object_pairs_hook=_object))["scan_once"]
 
 
 def storable(value: Any) -> Any:
@@ -83,6 +98,8 @@ def _storable(value: Any, depth: int) -> Any:
         return clean_text(value)
     if depth > _MAX_CLEANED_DEPTH:
         raise UnreadableBody("too deep")
+    if isinstance(value, Doubled):
+        return Doubled([(clean_text(key), _storable(member, depth + 1)) for key, member in value.pairs])
     if isinstance(value, dict):
         return {clean_text(key): _storable(member, depth + 1) for key, member in value.items()}
     if isinstance(value, list):
@@ -134,4 +151,36 @@ def arguments_text(arguments: Any) -> str:
     """Some servers send an object instead of its text; absent ones are empty, which the argument parser refuses."""
     if isinstance(arguments, str):
         return arguments
-    return "" if arguments is None else write_json(arguments).decode()
+    return "" if arguments is None else value_text(arguments)
+
+
+def value_text(value: Any) -> str:
+    """JSON text of a parsed value that stands for argument text; nothing that the parser of those refuses is lost.
+
+    A key that was written twice is there twice. What could not be kept is written raw, which JSON forbids.
+    """
+    try:
+        text = _written(value) if _any_doubled(value) else json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        return SUBSTITUTE
+    return _ESCAPED_SUBSTITUTE.sub(rf"\1{SUBSTITUTE}", text) if "\\u001a" in text else text
+
+
+def _any_doubled(value: Any) -> bool:
+    left = [value]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, Doubled):
+            return True
+        if isinstance(inner, dict | list):
+            left += inner.values() if isinstance(inner, dict) else inner
+    return False
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = value.pairs if isinstance(value, Doubled) else list(value.items())
+        return "{" + ",".join(f"{json.dumps(key)}:{_written(member)}" for key, member in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return json.dumps(value)

@@ -69,6 +69,8 @@ def reply_from_body(document: Any, head: HttpResponse, request: ModelRequest) ->
 class GenerateAccumulator(EventAccumulator):
     """See `adapters.base.Accumulator`."""
 
+    objects = ('"functionCall"',)
+
     def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
         super().__init__(head, request)
         self._gathered = Gathered(head, request)

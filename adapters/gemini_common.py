@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from adapters.arguments import ArgumentError, parse_arguments
 from adapters.base import Endpoint, HttpRequest, ModelRequest
 from adapters.common import Exchange, exchanges, notice_text
-from adapters.documents import SUBSTITUTE, UnreadableBody, clean_text, own_call_id, read_json, text_or_none, write_json
+from adapters.documents import UnreadableBody, clean_text, own_call_id, read_json, text_or_none, value_text, write_json
 from adapters.names import ToolNames
 from orchestrator.domain.errors import ConfigError
 from orchestrator.domain.transcript import JsonObject, ModelReply, Notice, TranscriptItem, UserText
@@ -132,9 +132,8 @@ def said(item: UserText | Notice) -> str:
 
 def object_text(arguments: Any) -> str:
     """The argument text for what should be an object. Absent means none; a text stays a JSON string, so that it is
-    refused; so is a value in which something unstorable was replaced: its mark is written raw, which JSON forbids."""
-    text = write_json({} if arguments is None else arguments).decode()
-    return text.replace("\\u001a", SUBSTITUTE)
+    refused."""
+    return value_text({} if arguments is None else arguments)
 
 
 def argument_object(text: str) -> JsonObject:

@@ -59,7 +59,7 @@ class GeminiGenerate:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = API
-    revision = "1"
+    revision = "2"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
         if request.previous_response_id is not None:

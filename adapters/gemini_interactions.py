@@ -53,7 +53,7 @@ class GeminiInteractions:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = API
-    revision = "1"
+    revision = "2"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
         url = f"{versioned(endpoint.base_url)}/interactions"

@@ -8,7 +8,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from adapters.documents import as_list, as_object, as_text
+from adapters.documents import Doubled, as_list, as_object, as_text
 from orchestrator.domain.transcript import JsonObject
 
 _STEP = re.compile(r"""\.([^.\[\]'"]+)|\[(\d{1,6})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""")
@@ -30,7 +30,7 @@ class PartialCall:
         self._signature: Any = None
         self._arguments: JsonObject = dict(as_object(self._call.get("args")))
         self._strings: dict[str, list[str]] = {}
-        self._wrong = False
+        self._wrong = isinstance(self._call.get("args"), Doubled)
 
     @property
     def broken(self) -> bool:

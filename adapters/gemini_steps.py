@@ -63,6 +63,8 @@ def reply_from_document(document: Any, head: HttpResponse, request: ModelRequest
 class InteractionAccumulator(EventAccumulator):
     """See `adapters.base.Accumulator`. An index that comes again starts another step."""
 
+    objects = ('"function_call"', '"arguments":{', '"arguments": {')
+
     def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
         super().__init__(head, request)
         self._names = ToolNames(request.tools)

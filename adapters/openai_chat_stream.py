@@ -4,7 +4,7 @@ from io import StringIO
 from typing import Any
 
 from adapters.base import HttpResponse, ModelRequest, Progress, Reply
-from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none, write_json
+from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none, value_text
 from adapters.failures import FromDocument
 from adapters.names import ToolNames
 from adapters.streaming import EventAccumulator, interrupted, said
@@ -19,6 +19,7 @@ class ChatAccumulator(EventAccumulator):
     """See `adapters.base.Accumulator`. Complete with a `finish_reason`; `[DONE]` alone is an interrupted answer."""
 
     marker_ends = True
+    objects = ('"arguments":{', '"arguments": {')
 
     def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
@@ -184,7 +185,7 @@ class _Call:
         if isinstance(arguments, str):
             self.arguments.write(arguments)
         elif arguments is not None:  # some servers send the object instead of its text
-            self.arguments.write(write_json(arguments).decode())
+            self.arguments.write(value_text(arguments))
 
     def _add_name(self, name: str) -> None:
         if not name or name == self.name:

@@ -55,7 +55,7 @@ class OpenAIResponses:
     """See `adapters.base.Adapter`. Raises ConfigError for a request that this API cannot say."""
 
     api = "openai-responses"
-    revision = "2"
+    revision = "3"
 
     def to_request(self, request: ModelRequest, endpoint: Endpoint) -> HttpRequest:
         body = self._body(request, endpoint)

@@ -33,6 +33,8 @@ _TEXT = "response.output_text.delta"
 class ResponsesAccumulator(EventAccumulator):
     """See `adapters.base.Accumulator`. Complete with `response.completed`, `.incomplete` or `.failed`, or an error."""
 
+    objects = ('"arguments"',)
+
     def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
         self._from_document = from_document

@@ -123,6 +123,7 @@ class EventAccumulator(ABC):
     """
 
     marker_ends = False  # nothing that counts comes after `[DONE]`
+    objects: tuple[str, ...] = ()  # one of these stands in each event that can have arguments as an object
 
     def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
         self.done = False
@@ -191,12 +192,18 @@ class EventAccumulator(ABC):
         try:
             text = data.decode()
             del data
-            document = read_event(text)
+            document = read_event(text, doubled=self._may_double(text))
         except (UnicodeDecodeError, UnreadableBody):
             return self._no_json(text and text.strip())
         del text
         self.take(name, document, progress)
         return True
+
+    def _may_double(self, text: str) -> bool:
+        for mark in self.objects:  # noqa: SIM110 - faster than `any`, and this runs once per event
+            if mark in text:
+                return True
+        return False
 
     def _no_json(self, text: str | None) -> bool:
         """Whether it is nothing bad all the same: the end marker, or empty data that keeps a connection alive."""
