@@ -9,9 +9,10 @@ from typing import Any
 from orchestrator import commands
 from orchestrator.app import App
 from orchestrator.views import OperationView
-from policy.profile import Model, Profile
+from policy.profile import Profile
 from tests.acceptance import parcels as tools
 from tests.acceptance.carrier import Carrier
+from tests.acceptance.sent import Result, Sent
 from tests.orchestrator.desk import Desk
 
 _NUMBERS = count(1)
@@ -25,6 +26,11 @@ def long_ago(desk: Desk, operation: str) -> None:
             "AND (call_key IN (SELECT call_key FROM calls WHERE operation_id = :o) "
             "OR action_id IN (SELECT action_id FROM actions WHERE operation_id = :o))", o=operation,
         )  # fmt: skip
+
+
+def sent(desk: Desk, operation: str) -> list[Sent]:
+    """The requests of this operation, oldest first."""
+    return [Sent(desk.api, body) for body in desk.requests(operation)]
 
 
 @contextmanager
@@ -46,12 +52,12 @@ class Parcels(Desk):
         self, *turns: Mapping[str, Any], tenant: str = "acme", subject: str = "alice", scopes: Any = tools.SCOPES,
         said: str = "Where is my parcel, and change the delivery address if it hasn't shipped.", **changed: Any,
     ) -> str:  # fmt: skip
-        """A new operation whose model says `turns` over Chat Completions."""
+        """A new operation whose model says `turns`."""
         name = f"parcels{next(_NUMBERS)}"
         self.model.add({"id": name, "turns": list(turns)})
         fields: dict[str, Any] = {
             "name": name, "instructions": "Help with parcels.", "tools": tuple(spec.name for spec in tools.TOOLS),
-            "model": Model(api="openai-chat", name=name, base_url="$LAB_MODEL_URL", parallel_calls=False),
+            "model": self.recipe(name, parallel_calls=False),
         }  # fmt: skip
         self.app.registry.add_profile(Profile(**(fields | changed)))
         request = commands.submission(profile=name, input=said, tenant=tenant, subject=subject, scopes=scopes)
@@ -70,6 +76,6 @@ class Parcels(Desk):
     def parcel(self, **fields: str) -> str:
         return self.carrier.parcel(f"PCL-{next(_NUMBERS):06}", **fields)
 
-    def told(self, operation: str, turn: int) -> list[dict[str, Any]]:
-        """The tool messages of the request of this turn (from 0)."""
-        return [m for m in self.requests(operation)[turn]["messages"] if m["role"] == "tool"]
+    def told(self, operation: str, turn: int) -> list[Result]:
+        """The results in the request of this turn (from 0)."""
+        return sent(self, operation)[turn].results()

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import commands
 from policy.base import Deny
-from tests.acceptance.desks import Parcels
+from tests.acceptance.desks import Parcels, sent
 from tests.acceptance.parcels import SCOPES
 from tests.orchestrator.desk import call, calls
 
@@ -55,8 +55,8 @@ def test_a_tool_that_is_visible_is_still_authorized_at_execution(parcels: Parcel
 def test_the_catalog_is_filtered_before_each_decision(parcels: Parcels) -> None:
     operation = parcels.begin(DONE, scopes=frozenset({"parcels:read"}))
     parcels.run(operation)
-    [body] = parcels.requests(operation)
-    assert [t["function"]["name"] for t in body["tools"]] == ["get_parcel", "pickup_slots"]
+    [request] = sent(parcels, operation)
+    assert list(request.tools()) == ["get_parcel", "pickup_slots"]
     assert "parcels:change" in SCOPES
 
 

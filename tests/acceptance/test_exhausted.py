@@ -13,7 +13,7 @@ from orchestrator import commands, dispatch
 from policy.profile import Budgets, Prices
 from store import calls as call_store
 from store import operations
-from tests.acceptance.desks import restarted
+from tests.acceptance.desks import restarted, sent
 from tests.orchestrator.desk import DONE, Desk, call, calls
 
 BOAST = {"text": "All done: everything was written."}
@@ -101,7 +101,7 @@ def test_the_last_permitted_turn_asks_without_tools_and_takes_none(desk: Desk) -
     """A model that calls a tool all the same, on its last turn, gets nothing done."""
     operation = desk.submit(looks("a"), looks("b"), budgets=Budgets(turns=2))
     view = desk.run(operation)
-    assert [body.get("tool_choice") for body in desk.requests(operation)] in ([None, "none"], ["auto", "none"])
+    assert [request.tools_off() for request in sent(desk, operation)] == [False, True]
     assert (view.turns, len(view.calls)) == (2, 1)
 
 
@@ -227,7 +227,7 @@ def test_calls_across_a_pause(desk: Desk, limit: int) -> None:
         resume(desk, operation)
         view = desk.run(operation)
     assert view.usage.calls == limit
-    assert (desk.requests(operation)[1].get("tool_choice") == "none") == (limit == 2)
+    assert sent(desk, operation)[1].tools_off() == (limit == 2)
 
 
 @pytest.mark.parametrize("budget", ["input_tokens", "output_tokens", "cost_usd", "turns", "result_bytes"])
@@ -291,8 +291,10 @@ def test_calls_across_a_restart(desk: Desk) -> None:
     operation = desk.submit(looks("a"), looks("b", "c"), DONE, budgets=Budgets(calls=2))
     desk.advance(operation)
     with desk.app.database.autocommit() as connection:
-        claim = {"hint": None, "queue": "reads", "lease": 60, "slot_lease": 60, "worker": "dead", "fair": False}
-        assert call_store.claim(connection, **claim) is not None
+        lost = call_store.claim(
+            connection, hint=None, queue="reads", lease=60, slot_lease=60, worker="dead", fair=False
+        )
+        assert lost is not None
     desk.expire_leases(operation)
     assert desk.sweep()["lost_reads"] == 1
     with restarted(desk):

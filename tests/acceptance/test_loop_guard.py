@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from policy.profile import Budgets
+from tests.acceptance.desks import sent
 from tests.orchestrator.desk import DONE, Desk, call, calls
 
 TWO = Budgets(no_progress_turns=2, turns=30)
@@ -90,4 +91,4 @@ def test_the_stop_does_not_depend_on_what_the_model_makes_of_it(desk: Desk) -> N
     operation = desk.submit(*[look("a")] * 50, budgets=Budgets(turns=40))
     view = desk.run(operation)
     assert (view.state, view.reason) == ("INCOMPLETE", "NO_PROGRESS")
-    assert "NO_PROGRESS" in str(desk.requests(operation)[-1]["input"])
+    assert sent(desk, operation)[-1].results()[-1].output["code"] == "NO_PROGRESS"

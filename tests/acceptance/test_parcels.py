@@ -1,15 +1,13 @@
 """The scenario of the second seed: "Where is my parcel, and change the delivery address if it hasn't shipped."
 
-Each branch of its state machine, over Chat Completions, with a carrier that keeps its own books.
+Each branch of its state machine, with a carrier that keeps its own books.
 """
-
-import json
 
 import pytest
 
 from orchestrator import commands
 from policy.profile import Budgets
-from tests.acceptance.desks import Parcels, long_ago
+from tests.acceptance.desks import Parcels, long_ago, sent
 from tests.orchestrator.desk import call, calls
 
 NEW = "New Street 2"
@@ -29,7 +27,7 @@ def test_shipped_the_assistant_explains_the_constraint(parcels: Parcels) -> None
     view = parcels.run(operation)
     assert (view.state, view.actions, parcels.carrier.changes(parcel)) == ("COMPLETED", [], [])
     [told] = parcels.told(operation, 1)
-    assert json.loads(told["content"])["data"]["status"] == "shipped"
+    assert told.output["data"]["status"] == "shipped"
 
 
 def test_not_shipped_the_change_waits_for_the_approval_gate(parcels: Parcels) -> None:
@@ -52,7 +50,7 @@ def test_denied_nothing_changes_and_the_model_is_told(parcels: Parcels) -> None:
     parcels.run(operation)
     commands.deny(parcels.app, parcels.approval(operation), by="boss")
     assert parcels.run(operation).state == "COMPLETED"
-    assert "APPROVAL_DENIED" in parcels.told(operation, 1)[0]["content"]
+    assert parcels.told(operation, 1)[0].output["code"] == "APPROVAL_DENIED"
     assert parcels.carrier.changes(parcel) == []
 
 
@@ -152,21 +150,21 @@ def test_the_trace_keeps_proposals_and_what_the_executor_did(parcels: Parcels) -
 
 
 def test_every_observation_answers_its_own_call(parcels: Parcels) -> None:
-    """Chat Completions: the assistant's message is kept, each result is a `tool` message with its call's id."""
+    """The reply is carried back as it came, and each result names its call."""
     first, second = parcels.parcel(), parcels.parcel(status="shipped")
     both = calls(call("get_parcel", "c-2", parcel_id=second), call("get_parcel", "c-1", parcel_id=first))
     operation = parcels.begin(both, {"text": "One is packed, one is on its way."})
     assert parcels.run(operation).state == "COMPLETED"
-    messages = parcels.requests(operation)[1]["messages"]
-    proposal = next(m for m in messages if m.get("tool_calls"))
-    assert [c["id"] for c in proposal["tool_calls"]] == ["c-2", "c-1"]
-    told = {m["tool_call_id"]: json.loads(m["content"])["data"]["parcel_id"] for m in parcels.told(operation, 1)}
+    request = sent(parcels, operation)[1]
+    assert request.proposals() == ["c-2", "c-1"]
+    told = {result.call_id: result.output["data"]["parcel_id"] for result in request.results()}
     assert told == {"c-1": first, "c-2": second}
 
 
 def test_strict_functions_are_asked_for_one_at_a_time(parcels: Parcels) -> None:
     operation = parcels.begin({"text": "Hello."})
     parcels.run(operation)
-    [body] = parcels.requests(operation)
-    assert body["parallel_tool_calls"] is False
-    assert {t["function"]["name"]: t["function"]["strict"] for t in body["tools"]}["get_parcel"] is True
+    [request] = sent(parcels, operation)
+    said = None if parcels.api.startswith("gemini") else True  # Google's APIs have words for neither
+    assert request.one_call_at_a_time() is said
+    assert request.tools()["get_parcel"].get("strict") is said

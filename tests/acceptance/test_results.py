@@ -1,11 +1,11 @@
 """Results are data: malformed, hostile or huge, they never gain authority and never pass for something else."""
 
 import json
-from typing import Any
 
 import pytest
 
-from tests.acceptance.desks import Parcels
+from tests.acceptance.desks import Parcels, sent
+from tests.acceptance.sent import Result
 from tests.orchestrator.desk import DONE, Desk, call, calls
 
 HOSTILE = (
@@ -45,14 +45,13 @@ def test_injected_instructions_gain_no_authority(parcels: Parcels, text: str) ->
     view = parcels.run(operation)
     assert (view.state, parcels.carrier.changes(parcel)) == ("WAITING_APPROVAL", [])
     [told] = parcels.told(operation, 1)
-    assert json.loads(told["content"])["data"]["note"] == text, "it stays inside its own result"
-    roles = [m["role"] for m in parcels.requests(operation)[1]["messages"]]
-    assert roles.count("system") + roles.count("developer") == 1
+    assert told.output["data"]["note"] == text, "it stays inside its own result"
+    assert sent(parcels, operation)[1].trusted() == ["Help with parcels."]
 
 
-def shown(desk: Desk, operation: str) -> dict[str, Any]:
-    [output] = [i["output"] for i in desk.requests(operation)[1]["input"] if i.get("type") == "function_call_output"]
-    return dict(json.loads(output))
+def shown(desk: Desk, operation: str) -> Result:
+    [only] = sent(desk, operation)[1].results()
+    return only
 
 
 @pytest.mark.parametrize("unit", ["x", "é", "🚚", '"'])
@@ -60,7 +59,7 @@ def test_oversized_results_are_cut_as_valid_text_and_say_so(desk: Desk, unit: st
     operation = desk.submit(calls(call("look")), DONE)
     desk.lab.will(json={"id": "1", "text": unit * 100_000})
     assert desk.run(operation).state == "COMPLETED"
-    result = shown(desk, operation)
+    result = shown(desk, operation).output
     assert result["truncated"] is True
     assert len(result["sha256"]) == 64
     assert "only its beginning is shown" in result["notice"]
@@ -107,4 +106,5 @@ def test_a_failed_lookup_is_never_replaced_by_made_up_content(desk: Desk) -> Non
     operation = desk.submit(calls(call("look")), DONE)
     desk.lab.will(status=422, json={"code": "NO_SUCH_FACT"})
     desk.run(operation)
-    assert shown(desk, operation) == {"is_error": True, "output": {"state": "failed", "code": "NO_SUCH_FACT"}}
+    told = shown(desk, operation)
+    assert (told.is_error, told.output) == (True, {"state": "failed", "code": "NO_SUCH_FACT"})

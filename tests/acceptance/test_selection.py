@@ -113,7 +113,9 @@ def test_unsupported_fields(parcels: Parcels, field: str) -> None:
 def test_malformed_arguments_are_not_repaired(parcels: Parcels, text: str, code: str) -> None:
     operation = parcels.begin({"calls": [{"name": "get_parcel", "arguments_text": text}]}, DONE)
     parcels.run(operation)
-    assert parcels.call(operation).code == code
+    # Where arguments travel as an object, what is none can only come as a JSON string.
+    as_object = parcels.api == "gemini-generate" or (parcels.api == "gemini-interactions" and not parcels.stream)
+    assert parcels.call(operation).code == ("NOT_AN_OBJECT" if as_object else code)
     assert parcels.call(operation).arguments is None
 
 

@@ -1,7 +1,5 @@
 """Writes whose answer is lost, duplicates, restarts: the carrier's own books and the lab's say what happened."""
 
-import json
-
 import pytest
 
 from orchestrator import commands
@@ -32,7 +30,7 @@ def test_a_committed_write_whose_response_is_lost(parcels: Parcels) -> None:
     assert parcels.call(operation).observation is None, "not success, not failure"
     view = parcels.run(operation)
     assert (view.state, view.actions[0].state, view.actions[0].attempts) == ("COMPLETED", "SUCCEEDED", 1)
-    assert json.loads(parcels.told(operation, 1)[0]["content"])["state"] == "succeeded"
+    assert parcels.told(operation, 1)[0].output["state"] == "succeeded"
     assert len(parcels.carrier.changes(parcel)) == 1
 
 

@@ -17,7 +17,6 @@ from tests.executors.downstream import Downstream
 from tests.orchestrator import lab
 
 NAMES = count(1)
-API = os.environ.get("LAB_API", "openai-responses")  # `LAB_API=anthropic-messages uv run pytest tests/acceptance`
 DONE = {"text": "Done."}
 
 
@@ -36,6 +35,13 @@ class Desk:
     model: ScriptedModel
     lab: Downstream
     scripts: dict[str, str] = field(default_factory=dict)
+    api: str = field(default_factory=lambda: os.environ.get("LAB_API", "openai-responses"))
+    stream: bool = field(default_factory=lambda: os.environ.get("LAB_STREAM") == "1")
+
+    def recipe(self, name: str, **changed: Any) -> Model:
+        """The model that plays the script of this name, over the desk's wire format."""
+        fields = {"api": self.api, "name": name, "base_url": "$LAB_MODEL_URL", "stream": self.stream}
+        return Model(**(fields | changed))
 
     def submit(
         self, *turns: Mapping[str, Any], budgets: Budgets | None = None, scopes: Sequence[str] = (), **changed: Any
@@ -45,7 +51,7 @@ class Desk:
         self.model.add({"id": name, "turns": list(turns)})
         fields: dict[str, Any] = {
             "name": name, "instructions": "Help.", "tools": tuple(spec.name for spec in lab.TOOLS),
-            "model": Model(api=API, name=name, base_url="$LAB_MODEL_URL"),
+            "model": self.recipe(name),
             "budgets": budgets or Budgets(),
         }  # fmt: skip
         self.app.registry.add_profile(Profile(**(fields | changed)))

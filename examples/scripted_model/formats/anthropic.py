@@ -1,10 +1,9 @@
 """Anthropic Messages."""
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from examples.scripted_model.formats.base import Asked, BadRequest, Ids, JsonObject, pieces, sse
+from examples.scripted_model.formats.base import Asked, BadRequest, Ids, JsonObject, argument_object, pieces, sse
 from examples.scripted_model.script import Turn
 
 
@@ -97,21 +96,8 @@ def _parsed(block: JsonObject) -> JsonObject:
     """Here a call's input is an object. Text that is none goes as text, as from a gateway that passes it on unread."""
     if block["type"] != "tool_use":
         return block
-    try:
-        value = json.loads(block["input"] or "{}", object_pairs_hook=_object, parse_constant=_refused)
-    except ValueError:
-        return block
-    return {**block, "input": value} if isinstance(value, dict) else block
-
-
-def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a key twice")
-    return dict(pairs)
-
-
-def _refused(name: str) -> NoReturn:
-    raise ValueError(name)
+    value = argument_object(block["input"] or "{}")
+    return block if value is None else {**block, "input": value}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

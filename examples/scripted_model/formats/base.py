@@ -5,7 +5,7 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from examples.scripted_model.script import Turn
 
@@ -76,3 +76,22 @@ def pieces(text: str, size: int = 8) -> Iterator[str]:
     """A text as the deltas of a stream; an empty text has none."""
     for start in range(0, len(text), size):
         yield text[start : start + size]
+
+
+def argument_object(text: str) -> JsonObject | None:
+    """A scripted argument text as the object that it is; None for what no object can say: no JSON, a key twice, NaN."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refused)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
+
+
+def _refused(name: str) -> NoReturn:
+    raise ValueError(name)

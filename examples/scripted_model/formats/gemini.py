@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from examples.scripted_model.formats.base import Asked, BadRequest, Ids, JsonObject, pieces, sse
+from examples.scripted_model.formats.base import Asked, BadRequest, Ids, JsonObject, argument_object, pieces, sse
 from examples.scripted_model.script import Call, Turn
 
 _STORED = 10_000  # interactions kept for continuation by id, oldest forgotten first
@@ -30,11 +30,8 @@ _UNEVEN = (
 def _arguments(call: Call, outputs: Sequence[str]) -> Any:
     """An object; a scripted text that is none becomes a JSON string, since no other form of nonsense can travel."""
     text = call.text(outputs)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text
+    value = argument_object(text)
+    return text if value is None else value
 
 
 def _sealed(ids: Ids) -> str:
