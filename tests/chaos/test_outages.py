@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
+from sqlalchemy import Connection, text
 
 from orchestrator import commands, dispatch, turn
 from orchestrator.domain.errors import CommitUnknown, Unavailable
@@ -138,3 +139,38 @@ def test_a_holder_of_a_lock_that_is_cut_off_loses_it(desk: Desk, proxy: Proxy, d
                 db.still_there(held)
         assert wait_until(free)
     direct.close()
+
+
+# --- a database that is slow ---------------------------------------------------------------------------------------
+
+
+def test_a_statement_that_takes_too_long_is_no_defect(desk: Desk) -> None:
+    with pytest.raises(Unavailable) as error, desk.app.database.transaction() as connection:
+        connection.execute(text("SET LOCAL statement_timeout = '50ms'; SELECT pg_sleep(60)"))
+    assert error.value.code == "DATABASE_BUSY"
+
+
+@pytest.mark.parametrize("tries", [1, 2, 100])
+def test_a_lock_that_others_hold_is_waited_for_a_few_times(tries: int, desk: Desk) -> None:
+    """They let go after so many tries. Each waits for as long as `lock_timeout` says."""
+    operation = desk.submit(DONE)
+    lock = text("SELECT 1 FROM operations WHERE operation_id = :o FOR UPDATE")
+    tried: list[int] = []
+
+    with desk.app.database.transaction() as holder:
+        holder.execute(lock, {"o": operation})
+
+        def work(connection: Connection) -> int:
+            tried.append(1)
+            if len(tried) > tries:
+                holder.rollback()
+            connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
+            connection.execute(lock, {"o": operation})
+            return len(tried)
+
+        if tries < 5:
+            assert desk.app.database.transact(work) == tries + 1
+        else:
+            with pytest.raises(Unavailable) as error:
+                desk.app.database.transact(work)
+            assert (error.value.code, len(tried)) == ("DATABASE_BUSY", 5)
