@@ -1,5 +1,6 @@
 """Reconcile one uncertain action: ask its downstream what became of it, by key or reference."""
 
+import random
 import time
 
 from sqlalchemy import Connection
@@ -15,6 +16,7 @@ from orchestrator.app import App
 from orchestrator.failpoints import failpoint
 from orchestrator.leases import Lease
 from policy.base import Principal
+from policy.retry import apart
 from store import actions, operations
 from store.records import ActionRecord, OperationRecord
 
@@ -24,7 +26,8 @@ CHECK_TIMEOUT = 15.0  # seconds for one reconciliation
 def check(app: App, spec: ToolSpec, action: ActionRecord) -> bool:
     since = time.monotonic()
     with app.database.autocommit() as connection:
-        held = actions.claim_check(connection, action.action_id, lease=app.settings.lease_seconds)
+        wait = apart(action.faults + 1, app.settings.lease_seconds, random.random()).total_seconds()  # noqa: S311
+        held = actions.claim_check(connection, action.action_id, lease=app.settings.lease_seconds, apart=wait)
         operation = operations.load(connection, action.operation_id)
     if held is None or operation is None:
         return False

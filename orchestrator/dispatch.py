@@ -38,7 +38,7 @@ def _run_next_action(app: App, queue: str) -> bool:
 
 def _run_action(app: App, action_id: str, *, hinted: bool = False) -> bool:
     with app.database.autocommit() as connection:
-        action = actions.load_ours(connection, action_id)
+        action = actions.load_due(connection, action_id)
     if action is None or (hinted and action.limited and action.state is ActionState.READY):
         return False  # limited tools go by fair order, or a flood of one tenant's hints would pass the others
     spec = app.registry.tool(action.tool)

@@ -30,7 +30,7 @@ from orchestrator.domain.operation import TERMINAL
 from orchestrator.failpoints import failpoint
 from orchestrator.leases import Lease
 from policy.base import Principal
-from policy.retry import backoff
+from policy.retry import apart, backoff
 from store import calls, operations, slots
 
 UNKNOWN_TOOL_WAIT = timedelta(seconds=10)  # a worker of an older release must leave the call to a newer one
@@ -87,8 +87,11 @@ def hand_back(app: App, unit: engine.Unit, row: Mapping[str, Any], ended: Attemp
     """
     spec = app.registry.tool(row["tool"])
     if spec is None or row["attempts"] < spec.max_attempts:
-        at_once = ended is AttemptState.LOST and row["attempts"] == 1  # it has waited for a lease to run out
-        if at_once:
+        if ended is AttemptState.LOST:  # it has waited for a lease to run out
+            delay = apart(row["attempts"], app.settings.lease_seconds, random.random())  # noqa: S311 - jitter
+        else:
+            delay = backoff(row["attempts"]) / 2
+        if not delay:
             unit.wake_rows([(row["call_key"], row["tool"], row["queue"])])
         return calls.try_again(
             unit.connection,
@@ -97,7 +100,7 @@ def hand_back(app: App, unit: engine.Unit, row: Mapping[str, Any], ended: Attemp
             attempt_state=ended,
             code=code,
             contacted=None,
-            delay=0.0 if at_once else backoff(row["attempts"]).total_seconds() / 2,
+            delay=delay.total_seconds(),
         )
     settle_read(unit, row, ReadRecord(CallState.FAILED, ended, results.error("failed", code), None), None)
     return True

@@ -30,13 +30,6 @@ def load(connection: Connection, action_id: str) -> ActionRecord | None:
     return record(ActionRecord, row) if row else None
 
 
-def load_ours(connection: Connection, action_id: str) -> ActionRecord | None:
-    """The action that a hint names; None also where a newer release wrote it."""
-    statement = text(f"SELECT c.* FROM actions c WHERE c.action_id = :action_id AND {versions.OF_C}")
-    found = readable(ActionRecord, connection.execute(statement, {"action_id": action_id}).mappings())
-    return found[0] if found else None
-
-
 def lock(connection: Connection, action_id: str) -> ActionRecord:
     statement = text("SELECT * FROM actions WHERE action_id = :action_id FOR UPDATE")
     return record(ActionRecord, connection.execute(statement, {"action_id": action_id}).mappings().one())
@@ -66,7 +59,8 @@ def of_turn(connection: Connection, operation_id: str, turn: int) -> list[Action
 # --- due -----------------------------------------------------------------------------------------------------------
 
 _FREE = "(c.lease_until IS NULL OR c.lease_until < clock_timestamp())"
-_DUE = f"c.wake_at <= clock_timestamp() AND {_FREE} AND {versions.OF_C} AND (c.state <> 'READY' OR {halts.NONE}) "
+_TIME_HAS_COME = f"c.wake_at <= clock_timestamp() AND {_FREE} AND {versions.OF_C}"
+_DUE = f"{_TIME_HAS_COME} AND (c.state <> 'READY' OR {halts.NONE}) "
 
 
 _LEFT = f"{_DUE} AND c.action_id <> ALL(CAST(:skip AS text[]))"
@@ -96,6 +90,16 @@ def due(connection: Connection, limit: int) -> list[tuple[str, str, str]]:
         f"AND (NOT c.limited OR {slots.HAS_FREE}) ORDER BY c.wake_at LIMIT :limit"
     )
     return [(row.action_id, row.tool, row.queue) for row in connection.execute(statement, {"limit": limit})]
+
+
+def load_due(connection: Connection, action_id: str) -> ActionRecord | None:
+    """The named action, if its time has come: a hint of another one must set nothing going, not even the host's hooks.
+
+    None also where a newer release wrote it. Whoever starts it finds out about halts.
+    """
+    statement = text(f"SELECT c.* FROM actions c WHERE c.action_id = :action_id AND {_TIME_HAS_COME}")
+    found = readable(ActionRecord, connection.execute(statement, {"action_id": action_id}).mappings())
+    return found[0] if found else None
 
 
 def any_due(connection: Connection, queues: Sequence[str]) -> bool:
@@ -146,7 +150,8 @@ _CHECK = text(
     f"""
     WITH held AS (
         UPDATE actions c SET fence = fence + 1, checks = checks + 1, faults = faults + 1,
-               lease_until = clock_timestamp() + make_interval(secs => :lease)
+               lease_until = clock_timestamp() + make_interval(secs => :lease),
+               wake_at = clock_timestamp() + make_interval(secs => :lease + :apart)
         WHERE action_id = :action_id AND state IN ('UNKNOWN', 'PENDING') AND {_DUE}
         RETURNING *),
     lost AS (
@@ -157,9 +162,12 @@ _CHECK = text(
 )
 
 
-def claim_check(connection: Connection, action_id: str, *, lease: float) -> ActionRecord | None:
-    """Take the lease for one reconciliation of an uncertain action that is due."""
-    row = connection.execute(_CHECK, {"action_id": action_id, "lease": lease}).mappings().first()
+def claim_check(connection: Connection, action_id: str, *, lease: float, apart: float = 0.0) -> ActionRecord | None:
+    """Take the lease for one reconciliation of an uncertain action that is due.
+
+    If nothing comes of it, the next may begin `apart` seconds after the lease has run out.
+    """
+    row = connection.execute(_CHECK, {"action_id": action_id, "lease": lease, "apart": apart}).mappings().first()
     return record(ActionRecord, row) if row else None
 
 

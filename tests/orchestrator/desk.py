@@ -100,7 +100,8 @@ class Desk:
         """The worker that holds them is dead, and time has passed."""
         for table in ("operations", "calls", "actions"):
             self.sql(
-                f"UPDATE {table} SET lease_until = clock_timestamp() - interval '1 second' "
+                f"UPDATE {table} SET lease_until = clock_timestamp() - interval '1 second', "
+                "wake_at = CASE WHEN wake_at IS NOT NULL THEN clock_timestamp() END "
                 "WHERE operation_id = :o AND lease_until IS NOT NULL", o=operation,
             )  # fmt: skip
 

@@ -169,6 +169,20 @@ def test_a_start_that_kills_its_workers_is_counted_beforehand(bench: Desk) -> No
     assert bench.audit(operation, "action.broken")[-1]["body"]["error"] == "WORKER_LOST"
 
 
+def test_a_hint_of_a_parked_write_sets_nothing_going(bench: Desk) -> None:
+    operation = submit(bench, "cursed_write")
+    bench.advance(operation)
+    cursed.CURSES.add("schema")
+    for _ in range(LIMIT):
+        bench.hurry(operation)
+        with pytest.raises(RuntimeError):
+            dispatch.run_one(bench.app, "writes", None)
+    [action] = bench.actions(operation)
+    for _ in range(3):
+        assert not dispatch.run_one(bench.app, "writes", action.action_id)
+    assert len(bench.audit(operation, "action.broken")) == LIMIT
+
+
 def test_waiting_for_a_slot_is_no_fault(bench: Desk) -> None:
     operation = bench.submit(calls(call("careful")), DONE)
     bench.advance(operation)
@@ -246,6 +260,7 @@ def test_a_reconciliation_that_kills_its_workers_goes_to_an_operator(bench: Desk
         with bench.app.database.autocommit() as connection:
             assert actions.claim_check(connection, action.action_id, lease=60) is not None
         bench.expire_leases(operation)
+    bench.hurry(operation)
     bench.step("writes")
     assert (bench.action(operation).state, bench.action(operation).review) == ("UNKNOWN", True)
 
