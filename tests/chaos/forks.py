@@ -27,9 +27,10 @@ from typing import Any
 
 from orchestrator.failpoints import POINTS
 from tests.chaos.faults import LEDGER
-from tests.chaos.forks_feed import Feed, warming
+from tests.chaos.forks_feed import Feed
 from tests.chaos.forks_run import Reins, Run, Say
-from tests.chaos.forks_scratch import scratch_problems
+from tests.chaos.forks_scratch import Scratch
+from tests.chaos.forks_script import warming
 from tests.chaos.world import QUICK, World, world
 
 PARENT = (sys.executable, "-m", "tests.chaos.forks_parent")
@@ -43,11 +44,11 @@ ENV = {
     "TURNQUEUE_CHECK_LIMIT": "3",
     "TURNQUEUE_ANCHOR_SECONDS": "1",
 }
-PARENTS = 2
+REVISIONS = ("", "0001")  # from which migrations are killed, by parent: an empty database, and the first release's
 AT_ONCE = 5  # children of a parent, beside the sweeper and zombies
 SHOTS = 0.12  # share of kills at no particular moment
-# Kills beyond `per_point` go to all points, so many times as often to these, whose children cost the least.
-CHEAP = {"turn.claimed": 3.0, "read.claimed": 3.0, "write.before_started": 3.0, "task.received": 2.0}
+# Kills beyond `per_point` go to these, whose children cost the least.
+CHEAP = ("turn.claimed", "turn.replied", "read.claimed", "read.answered", "write.before_started", "write.after_started")
 FAULTS = ("flush", "pg")
 
 
@@ -80,12 +81,12 @@ def run(
     chosen = sorted(points or POINTS)
     with ExitStack() as opened:
         here = opened.enter_context(world(seed, workers=0, env=ENV))
-        scratch = [here.servers.database(f"scratch{index}") for index in range(PARENTS)]
+        scratch = [Scratch(here.servers, revision) for revision in REVISIONS]
         plan = json.dumps({"points": _targets(kills, chosen, per_point), "at_once": AT_ONCE, "shots": SHOTS})
         parents = []
-        for index, url in enumerate(scratch, 1):
+        for index, database in enumerate(scratch, 1):
             command = [*parent, "--index", str(index), "--seed", str(seed), "--folder", str(here.folder)]
-            command += ["--scratch", url, "--plan", plan]
+            command += ["--scratch", database.url, "--plan", plan]
             here.model.add(*warming(seed, index))
             parents.append(Reins(command, _environ(here), here.folder / f"parent{index}.log"))
             opened.callback(parents[-1].let_go)
@@ -101,7 +102,7 @@ def run(
         for each in parents:
             each.let_go()
         report = _report(seed, running, here.verify()) | {"killing_s": round(killing, 1)}
-        problems = scratch_problems(here.servers.database_url, scratch)
+        problems = [text for database in scratch for text in database.problems(here.servers.database_url)]
         failure = "" if stop_on_violation and report["violations"] else _failure(running, rested, problems)
         if failure:
             report["failure"] = failure
@@ -113,9 +114,8 @@ def run(
 def _targets(kills: int, points: Sequence[str], per_point: int) -> dict[str, int]:
     """How often each point is to kill, so that with those at random all of it comes to about `kills`."""
     rest = max(0, round(kills * (1 - SHOTS)) - per_point * len(points))
-    weights = {point: CHEAP.get(point, 1.0) for point in points}
-    whole = sum(weights.values())
-    return {point: per_point + int(rest * weight / whole) for point, weight in weights.items()}
+    cheap = [point for point in points if point in CHEAP and per_point] or points
+    return {point: per_point + (rest // len(cheap) if point in cheap else 0) for point in points}
 
 
 def _environ(here: World) -> dict[str, str]:

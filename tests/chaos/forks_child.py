@@ -98,8 +98,9 @@ def live(root: App, job: Job, worker: str, parent: int, seed: int, folder: Path)
         return
     root.worker = worker
     root.leases = LeaseKeeper(root.database, root.settings.lease_seconds)
-    if not job.point:  # it came to work
-        root.settings = root.settings.model_copy(update={"slice_seconds": LONG})
+    # Who comes to work works for a while; who comes to die need not go on when its row was no longer due.
+    seconds = LONG if not job.point else 0.0 if job.nth == 1 else root.settings.slice_seconds
+    root.settings = root.settings.model_copy(update={"slice_seconds": seconds})
     arm_here(job.point, job.nth, job.action)
     try:
         _work(root, job, seed, folder)

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+import zlib
 from contextlib import suppress
 from typing import Any
 
@@ -15,12 +16,12 @@ import psycopg
 import redis
 
 from tests.chaos.client import accepted
+from tests.chaos.forks_script import WARMING, script
 from tests.chaos.world import World
 
 KINDS = ("turns", "reads", "starts", "checks")
 QUEUES = ("orchestrator", "reads", "writes")
 AS_IT_COMES = 4  # every so-manieth message is delivered whether or not its row is due
-WARMING = 10**6  # numbers of operations that a parent does before it forks
 _LIVE = "SELECT count(*) FROM operations WHERE ended_at IS NULL AND state <> 'RECONCILING'"
 _ASKED = "SELECT approval_id FROM approvals WHERE state = 'PENDING' ORDER BY expires_at LIMIT 200"
 _FREE = (
@@ -41,51 +42,9 @@ _FATE = """
     SELECT t.worker, t.attempt_id, a.state IN ('SUCCEEDED', 'FAILED') OR a.review
     FROM attempts t JOIN actions a USING (action_id) WHERE t.worker = ANY(%s) AND t.state = 'LOST'
 """
+COUNT = 0.5  # seconds between two counts of what is in flight
 OFFER = 1.5  # seconds until an approval is offered again
 ASLEEP = 3.0  # seconds at most between a zombie's being given up and its waking; its slot is still its own then
-
-
-def _calls(seed: int, number: int, turn: int, names: list[str]) -> dict[str, Any]:
-    """Every call's `name` is unique in the run."""
-    return {
-        "calls": [
-            {"name": name, "arguments": {"name": f"{seed}-{number}-{turn}-{at}"}} for at, name in enumerate(names)
-        ]
-    }
-
-
-def script(seed: int, number: int) -> dict[str, Any]:
-    """Reads, writes of every kind and approvals, in one to four turns."""
-    chosen = random.Random(f"{seed}:{number}")
-    wanted: list[list[str]] = []
-    if chosen.random() < 0.7:
-        wanted.append(["look", chosen.choice(("look", "look", "narrow"))])
-    wanted.append(chosen.choices(("pay_keyed", "pay_both"), (3, 1), k=chosen.choice((1, 2))))
-    if chosen.random() < 0.5:
-        wanted.append(["pay_asked"] * chosen.choice((1, 2)))
-    if chosen.random() < 0.35:
-        wanted.append([chosen.choices(("pay_lookup", "pay_blind"), (5, 1))[0]])
-    turns = [_calls(seed, number, turn, names) for turn, names in enumerate(wanted)]
-    for turn in turns:
-        if chosen.random() < 0.2:
-            turn["fault"] = {"delay": round(chosen.random() * 0.2, 3)}
-    return {"id": f"forks-{number}", "turns": [*turns, {"text": "Done."}]}
-
-
-def warming(seed: int, index: int) -> list[dict[str, Any]]:
-    """What a parent does before it forks: scripts that pass through everything once or twice."""
-    names = (["look", "narrow"], ["pay_keyed", "pay_both"])
-    return [
-        {
-            "id": f"forks-{number}",
-            "turns": [*(_calls(seed, number, turn, calls) for turn, calls in enumerate(names)), {"text": "Done."}],
-        }
-        for number in warming_numbers(index)
-    ]
-
-
-def warming_numbers(index: int) -> list[int]:
-    return [index * WARMING + n for n in range(4)]
 
 
 class Feed:
@@ -96,6 +55,7 @@ class Feed:
         self._in_flight = in_flight
         self._broker: redis.Redis | None = None
         self._connection: psycopg.Connection[Any] | None = None
+        self._counted = 0.0
         self._offered: dict[str, float] = {}  # approval: when it was
         self._stopped: dict[str, int] = {}  # worker: process id
         self._wake_at: dict[str, float] = {}  # worker
@@ -122,8 +82,8 @@ class Feed:
         given: list[dict[str, list[list[str]]]] = [{kind: [] for kind in KINDS} for _ in range(parents)]
         rows = self._sql(_DUE)
         self._random.shuffle(rows)
-        for number, (kind, task, row) in enumerate(rows):
-            given[number % parents][kind].append([task, row])
+        for kind, task, row in rows:
+            given[zlib.crc32(row.encode()) % parents][kind].append([task, row])
         for task, row in taken[::AS_IT_COMES]:
             kind = {"op": "turns", "call": "reads"}.get(row.partition("_")[0], "starts")
             given[self._random.randrange(parents)][kind].append([task, row])
@@ -141,8 +101,10 @@ class Feed:
     def numbers(self, parents: int, left: float) -> list[list[int]]:
         """For each parent, operations to submit so that there are enough in flight for that share of the run."""
         given: list[list[int]] = [[] for _ in range(parents)]
-        live = self._sql(_LIVE)
-        if not live or left <= 0:
+        if left <= 0 or time.monotonic() - self._counted < COUNT:
+            return given
+        self._counted = time.monotonic()
+        if not (live := self._sql(_LIVE)):
             return given
         enough = self._in_flight * min(1.0, 0.3 + left)
         wanted = int(enough) - live[0][0] - (self.submitted - self._known())

@@ -10,7 +10,8 @@ on its standard input, one JSON object per line, what became of its children goe
     {"ready": true} | {"ended": [[kind, point, how, milliseconds of CPU], ...], "stopped": [[worker, pid], ...],
                        "waiting": {KIND: how many}}
 
-`how` is `kill` (at its failpoint), `random` (at no particular moment), `end` (it came to its end), `failed` or `stuck`.
+`how` is `kill` (at its failpoint), `random` (at no particular moment), `end` (it came to its end), `missed` (the same,
+without coming to its failpoint), `failed` or `stuck`.
 The plan: {"points": {POINT: how many kills of all parents}, "at_once", "shots": share of kills at random moments}.
 After the order "rest" no child is armed any more.
 """
@@ -33,7 +34,8 @@ from typing import Any
 import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401 - what SQLAlchemy would import in each child
 
 from tests.chaos.forks_child import AGAIN, Job, live, prepared
-from tests.chaos.forks_feed import warming_numbers
+from tests.chaos.forks_memory import huge_pages
+from tests.chaos.forks_script import warming_numbers
 
 KINDS = {
     "submit.committed": "submit", "decision.committed": "decide", "sweeper.repaired": "sweep",
@@ -96,6 +98,7 @@ class Parent:
         self._root = prepared(warming_numbers(self._index), self._seed, self._folder)
         gc.collect()
         gc.freeze()
+        huge_pages()
         _say({"ready": True})
         while self._take_orders(self._until_next_shot()):
             self._reap()
@@ -120,7 +123,8 @@ class Parent:
 
     def _obey(self, order: dict[str, Any]) -> None:
         for kind, messages in order.get("messages", {}).items():
-            self._messages[kind] = deque(messages)
+            at_hand = {child.job.given for child in self._children.values()}
+            self._messages[kind] = deque(message for message in messages if tuple(message) not in at_hand)
         self._numbers.extend(order.get("submit", ()))
         self._approvals.extend(order.get("approvals", ()))
         self._zombies += order.get("zombies", 0)
@@ -209,11 +213,13 @@ class Parent:
         return None, None
 
     def _abundant(self) -> str | None:
-        """What there is most of, if there is little of something else: working on it makes more of that."""
-        waiting = {kind: len(self._messages[kind]) for kind in ("turns", "reads", "starts")}
-        most = max(waiting, key=lambda kind: waiting[kind])
-        if min(waiting.values()) >= LOW:
+        """What there is enough of, if there is little of something else: working on it makes more of that."""
+        waiting = {kind: len(self._messages[kind]) for kind in HINTED}
+        if min(waiting["turns"], waiting["reads"], waiting["starts"]) >= LOW:
             return None
+        if waiting["starts"] < LOW <= 2 * waiting["checks"]:
+            return "checks"
+        most = max(waiting, key=lambda kind: waiting[kind])
         if self._numbers and waiting[most] < 3 * LOW:
             return "submit"
         return most if waiting[most] > LOW else None
@@ -282,7 +288,7 @@ class Parent:
                 self._bury(pid, child, status, round((used.ru_utime + used.ru_stime) * 1000, 1))
 
     def _bury(self, pid: int, child: Child, status: int, milliseconds: float) -> None:
-        job, how = child.job, "end"
+        job, how = child.job, "missed" if child.job.point else "end"
         if os.WIFSIGNALED(status):
             stuck = time.monotonic() - child.since > STUCK and job.kind != "sweep"
             how = "stuck" if stuck else "random" if child.shot else "kill"

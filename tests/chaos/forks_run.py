@@ -91,7 +91,7 @@ class Doubles:
 class Run:
     def __init__(self, here: World, parents: list[Reins], feed: Feed, least: Mapping[str, int], say: Say) -> None:
         self.here, self.feed = here, feed
-        self.ends: Counter[tuple[str, str]] = Counter()  # (how, point or kind of work)
+        self.ends: Counter[tuple[str, str]] = Counter()  # (how, point it was armed with, or kind of work)
         self.cpu: Counter[tuple[str, str]] = Counter()  # the same, in milliseconds
         self.zombies = 0
         self.faults: Counter[str] = Counter()
@@ -157,7 +157,7 @@ class Run:
         for parent in self._parents:
             parent.listen()
             for kind, point, how, milliseconds in parent.ended:
-                end = how, point if how == "kill" else kind
+                end = how, point if how in ("kill", "missed") else kind
                 self.ends[end] += 1
                 self.cpu[end] += milliseconds
             for worker, pid in parent.stopped:

@@ -1,12 +1,13 @@
 """What hundreds of killed migrations left behind in a database of their own: nothing, and the next one succeeds."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import psycopg
+from alembic import command
 
+from embedded.servers import Servers
 from store.db import Database
-from store.migrate import migrate
+from store.migrate import alembic_config, migrate
 
 _SCHEMA = """
     SELECT 'column', table_name, column_name, data_type, coalesce(column_default, ''), is_nullable
@@ -26,15 +27,26 @@ def _schema(url: str) -> set[tuple[Any, ...]]:
         return set(connection.execute(_SCHEMA).fetchall())
 
 
-def scratch_problems(whole: str, scratch: Sequence[str]) -> list[str]:
-    """`scratch`: URLs of databases in which migrations were killed; `whole`: of one that was migrated in peace."""
-    found = []
-    for url in scratch:
-        if _schema(url):
+class Scratch:
+    """A database of its own. `revision`: the one it has to start with; "" for none."""
+
+    def __init__(self, servers: Servers, revision: str) -> None:
+        self.url = servers.database(f"scratch{revision}")
+        if revision:
+            database = Database(self.url, pool_size=2)
+            with database.transaction() as connection:
+                command.upgrade(alembic_config(connection), revision)
+            database.close()
+        self._before = _schema(self.url)
+
+    def problems(self, whole: str) -> list[str]:
+        """`whole`: the URL of a database that was migrated in peace."""
+        found = []
+        if _schema(self.url) != self._before:
             found.append("a killed migration left something behind")
-        database = Database(url, pool_size=2)
+        database = Database(self.url, pool_size=2)
         migrate(database)
         database.close()
-        if _schema(url) != _schema(whole):
+        if _schema(self.url) != _schema(whole):
             found.append("a migration after killed ones gives another schema")
-    return found
+        return found
