@@ -3,7 +3,8 @@
     python -m tests.chaos.planted [NAME...] [--json] [--seconds N] [--lanes N] [--seed N] [--control] [--keep FOLDER]
 
 For each bug a line: {"name", "caught", "by": kinds of violation, "seconds", "seed", "what": the first violation}. A run
-without a finding is repeated with the next seed until the seconds are used up; exit status 1 when a bug was missed.
+without a finding is repeated with the next seed until the seconds are used up; exit status 1 when a bug was missed or
+found later than after 60 s.
 `--control` plays the scenarios without a bug instead: there, one that is "caught" is the failure.
 """
 
@@ -36,7 +37,7 @@ from tests.chaos.planted_hook import VARIABLE
 from tests.chaos.planted_scenarios import BASE, SCENARIOS
 
 SECONDS = 60.0  # in which each bug must be found
-LANES = 2  # runs at once; each is some ten processes
+LANES = 3  # runs at once; each is some ten processes
 _TEMPLATE = "planted_template"
 _BROKER_DATABASES = 15  # those of a Redis with default settings, but for the one that others use
 
@@ -149,7 +150,7 @@ def hunt(here: Ground, bug: str, scenario: str, seed: int, seconds: float) -> di
         "name": bug or scenario,
         "scenario": scenario,
         # For a reason that the table gives: something else would be wrong with the code, the machine or the harness.
-        "caught": bool(by & BUGS[bug].shows if bug else by) and spent <= SECONDS,
+        "caught": bool(by & BUGS[bug].shows if bug else by),
         "by": sorted(by),
         "seconds": round(spent, 1),
         "seed": seed + runs - 1,
@@ -182,7 +183,7 @@ def main() -> int:
     wrong = 0
     with ground(options.lanes, options.keep) as here:
         for line in hunts(here, wanted, options):
-            wrong += line["caught"] if options.control else not line["caught"]
+            wrong += line["caught"] if options.control else not line["caught"] or line["seconds"] > SECONDS
             print(json.dumps(line) if options.json else _told(line), flush=True)
     return 1 if wrong else 0
 

@@ -127,7 +127,7 @@ class People:
         """The same key for every tenant: it is each tenant's own."""
         request = commands.Submission(
             profile="chaos",
-            input=text or self._scenario.text(self._seed, tenant, number),
+            input=text or self._scenario.text(self._folder.name, tenant, number),
             tenant=tenant,
             subject="client",
             idempotency_key=f"{self._seed}-{number}",
@@ -195,7 +195,7 @@ class People:
     def _waver(self) -> bool:
         """Half are denied, and approved right after; the others approved, and denied right after. One at a time."""
         found = self._pending()
-        for approval_id, tenant, _ in found[:1]:
+        for approval_id, tenant, _ in self._random.sample(found, min(len(found), 1)):
             verbs = [commands.approve, commands.deny]
             self._random.shuffle(verbs)
             for verb, name in zip(verbs, ("anna", "bert"), strict=True):

@@ -8,7 +8,7 @@ ROWS: dict[str, Bug] = {
     # --- leases and fences ---
     "fence_stands_still": bug(
         "Starting a write does not raise its fence.",
-        "zombies", "I11 I4",
+        "unreachable", "I11",
         ("store.actions", "UPDATE actions a SET state = 'STARTED', fence = fence + 1,",
          "UPDATE actions a SET state = 'STARTED', fence = fence,"),
     ),
@@ -68,7 +68,7 @@ ROWS: dict[str, Bug] = {
     ),
     "slot_without_lock": bug(
         "Two claims at once find the same slot free and both take it.",
-        "limits", "I6",
+        "start_together", "I6",
         ("store.slots", "ORDER BY s.slot LIMIT 1 FOR UPDATE OF s SKIP LOCKED)", "ORDER BY s.slot LIMIT 1)"),
     ),
     "read_attempts_without_end": bug(
@@ -124,7 +124,7 @@ ROWS: dict[str, Bug] = {
     # --- the audit ---
     "no_lock": bug(
         "The operation's row is read without locking it: counts and the audit's head may be old.",
-        "racing", "crash I2 I8 rest",
+        "record_together", "crash I2 I8 rest",
         (_OPERATIONS, 'WHERE operation_id = :operation_id FOR UPDATE")', 'WHERE operation_id = :operation_id")'),
     ),
     "chain_from_the_beginning": bug(

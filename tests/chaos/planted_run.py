@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,24 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import httpx
 import psycopg
 import redis
+from psycopg import sql
 
 from orchestrator import tasks
 from orchestrator.hints import HintPublisher
 from orchestrator.settings import Settings
 from tests.chaos import tools
-from tests.chaos.evidence import Evidence, Row, violation
+from tests.chaos.evidence import Evidence, Row, lines, violation
 from tests.chaos.planted_child import QUEUES, Desk, People, begin, live_among_people, sweep, work
-from tests.chaos.planted_scenarios import LEASE, SCENARIOS, Scenario
+from tests.chaos.planted_scenarios import SCENARIOS, Scenario
 from tests.chaos.proxy import Proxy, target, through
 from tests.chaos.verify import always, check, counts
 from tests.chaos.world import Ledger
 
 POLL = 0.03
 QUIET = 0.3  # seconds of it until a run has come to rest
-STUCK = 300  # polls in which nothing changes although something is due; the longest wait for a slot is 8 s
-PEACE = 5.0  # seconds after which the network no longer breaks anything
+STUCK = 500  # polls in which nothing changes although something is due; the longest wait for a slot is 8 s
+BROKEN = 25  # times that the network breaks something; then it is well again
+PATIENCE = 8.0  # seconds for a crowd to gather; the system itself waits 10 s for a lock
 MOST = 30  # faults of a kind that comes again and again
 LOOK = 0.5  # seconds between two looks for what must hold at every moment
 # Due, leased, or waiting for somebody who will do something about it.
@@ -68,6 +70,7 @@ _ROWS = """
     UNION ALL SELECT queue, 'tool.' || tool, call_key FROM calls WHERE queue IS NOT NULL
     UNION ALL SELECT queue, 'tool.' || tool, action_id FROM actions
 """
+_WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'slots'::regclass"
 _AT_WORK = "SELECT split_part(worker, ':', 2) FROM attempts WHERE state = 'STARTED'"
 
 
@@ -93,7 +96,7 @@ class Run:
     network: Proxy | None
     before_ledger: Proxy | None
     desk: Desk
-    since: float = field(default_factory=time.monotonic)
+    blocker: psycopg.Connection[Any] | None = None
     children: list[Child] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     due: dict[str, float] = field(default_factory=dict)
@@ -113,7 +116,14 @@ class Run:
             self.children.append(Child(f"{name}{place}", place, self._job(start, place)))
         self.desk.mark(len(starts) - 1, busy=True)  # the people have something to do
         for child in self.children:
-            self._fork(child)
+            if not self._is_awaited(child):
+                self._fork(child)
+
+    def _is_awaited(self, child: Child) -> bool:
+        """A sweeper that is to come when the leases of those who died have run out."""
+        if not child.name.startswith("sweeper") or not self.scenario.sweep_after:
+            return False
+        return self.done["killed"] < self.scenario.sweep_after or time.monotonic() < self.due["sweep"]
 
     def _job(self, start: Callable[[Callable[[bool], None]], None], place: int) -> Callable[[], None]:
         return lambda: start(lambda busy: self.desk.mark(place, busy=busy))
@@ -140,13 +150,16 @@ class Run:
     def reap(self) -> None:
         """Whoever died is replaced, whoever stopped will be woken."""
         for child in self.children:
-            pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
+            if child.pid == 0 and not self._is_awaited(child):
+                self._fork(child)
+            pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED) if child.pid else (0, 0)
             if pid == 0:
                 continue
             if os.WIFSTOPPED(status):
                 child.stopped_at, child.sleep = time.monotonic(), self.random.uniform(*self.scenario.sleep)
                 continue
             self.done["killed" if os.WIFSIGNALED(status) else "ended"] += 1
+            self.due["sweep"] = time.monotonic() + 1.2 * self.scenario.lease
             self.desk.mark(child.place, busy=child is self.children[-1])  # the people may not have been ready
             self._fork(child)
 
@@ -161,20 +174,26 @@ class Run:
                 getattr(self, f"_{kind}")()
         if self.done["shot"] < self.scenario.shots:
             self._shoot()
-        if self.network is not None and time.monotonic() > self.since + PEACE and not self.done["peace"]:
-            self.network.control(faults={})
-            self.done["peace"] += 1
+        if self.scenario.crowd and not self.done["crowd"]:
+            self._gather()
+        if self.network is not None and self.done["broken"] < BROKEN:
+            told = self.network.counts()
+            self.done["broken"] = sum(told[kind] for kind in self.scenario.network)
+            if self.done["broken"] >= BROKEN:
+                self.network.control(faults={})
         enough = self.scenario.refuse_after or 0
         if self.before_ledger is not None and not self.done["refused"] and len(self.ledger.lines("arrived")) >= enough:
             self.before_ledger.control(refuse=True)
             self.done["refused"] += 1
 
     def _wake(self) -> None:
-        for child in self.children:
-            if not child.stopped_at:
-                continue
+        asleep = [child for child in self.children if child.stopped_at]
+        if self.scenario.together and self.done["woken"] + len(asleep) < len(self.scenario.points):
+            return
+        for child in asleep:
             slept = time.monotonic() - child.stopped_at
-            if slept >= child.sleep or (self.scenario.cruel and slept > LEASE and self._is_missed(child)):
+            missed = self.scenario.cruel and slept > self.scenario.lease and self._is_missed(child)
+            if self.scenario.together or missed or slept >= child.sleep:
                 os.kill(child.pid, signal.SIGCONT)
                 child.stopped_at = 0.0
                 self.done["woken"] += 1
@@ -193,6 +212,17 @@ class Run:
         publisher = HintPublisher(Settings.from_env())
         publisher.publish(hints[:12] * 3)
         publisher.close()
+
+    def _gather(self) -> None:
+        """As a command of maintenance would; whoever has waited for it comes at the same moment."""
+        if self.blocker is None:
+            if lines(self.folder / "accepted"):
+                self.blocker = psycopg.connect(self.database.info.dsn)
+                self.blocker.execute("LOCK TABLE slots IN EXCLUSIVE MODE")
+                self.due["crowd"] = time.monotonic() + PATIENCE
+        elif time.monotonic() > self.due["crowd"] or self.sql(_WAITING)[0][0] >= self.scenario.crowd:
+            self.blocker.close()
+            self.done["crowd"] += 1
 
     def _shoot(self) -> None:
         """A worker whose request the downstream is working on."""
@@ -278,13 +308,21 @@ class Run:
 
     def end(self) -> None:
         for child in self.children:
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
+            if child.pid:
+                os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so nobody else has its number
+                os.waitpid(child.pid, 0)
 
 
 def _stuck(what: str) -> list[Row]:
     return [violation("rest", what)] if what else []
+
+
+def _slow_down(connection: psycopg.Connection[Any], milliseconds: int) -> None:
+    """For the sessions that will be opened: what PostgreSQL has for waiting for company before it flushes."""
+    name = sql.Identifier(connection.info.dbname)
+    for setting, value in (("commit_siblings", 0), ("commit_delay", milliseconds * 1000)):
+        change = sql.SQL("ALTER DATABASE {} SET {} = {}")
+        connection.execute(change.format(name, sql.Identifier(setting), sql.Literal(value)))
 
 
 def dsn(url: str) -> str:
@@ -302,7 +340,7 @@ def play(scenario: Scenario, seed: int) -> dict[str, Any]:
     since = time.monotonic()
     folder, database = Path(os.environ["TURNQUEUE_FAILPOINT_DIR"]), os.environ["TURNQUEUE_DATABASE_URL"]
     (folder / "armed").write_text(",".join(scenario.points))
-    scripts = scenario.scripts(seed)
+    scripts = scenario.scripts(folder.name)
     model = os.environ["CHAOS_MODEL_URL"].removesuffix("/v1")
     httpx.post(f"{model}/control/scripts", json=scripts, trust_env=False).raise_for_status()
     with ExitStack() as opened:
@@ -318,6 +356,7 @@ def play(scenario: Scenario, seed: int) -> dict[str, Any]:
             network.control(faults=dict(scenario.network))
             os.environ["TURNQUEUE_DATABASE_URL"] = through(database, network.address)
         connection = opened.enter_context(psycopg.connect(dsn(database), autocommit=True))
+        _slow_down(connection, scenario.disk)
         broker = broker_client(os.environ["TURNQUEUE_BROKER_URL"])
         desk = Desk(scenario.workers + scenario.sweepers + 1)
         run = Run(scenario, seed, folder, random.Random(seed), broker, connection, ledger, network, before_ledger, desk)

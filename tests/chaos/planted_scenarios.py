@@ -28,11 +28,14 @@ class Scenario:
     """`turns`: the tools that each operation's turns call; `tool:name` for a call that is made several times.
 
     `points` are armed as in a file `armed`, hits counted over all processes. `ledger` is an order to it, `next` a list
-    of kinds of which one is drawn for each write. `network` and `wire` are faults of a proxy before PostgreSQL and
-    before the ledger, which refuses connections once it has taken `refuse_after` requests. `sleep`: how long who was
-    stopped sleeps, at least and at most; `cruel`: not longer than until somebody else does its work. `shots`: so many
-    workers are killed at work. `flush`, `dup`: seconds between two of them. `patience`: attempts of a write before
-    somebody changes their mind. `rest`: seconds for coming to rest.
+    of kinds of which one is drawn for each write; it refuses connections once it has taken `refuse_after` requests.
+    `network`: faults of a proxy before PostgreSQL. `disk`: milliseconds that it takes longer to flush a commit, 100 at
+    most. `crowd`: somebody locks the table of the slots until so many wait for it. `sleep`: how long who was stopped
+    sleeps, at least and at most; `cruel`: not longer than until somebody else does its work; `together`: until all
+    points have stopped somebody. `sweep_after`: so many must have died, and their leases run out, before sweepers come.
+    `shots`: so many workers are killed at work. `flush`, `dup`: seconds between two of them. `patience`: attempts of a
+    write before somebody changes their mind. `pace`: seconds between two steps of the people. `rest`: seconds for
+    coming to rest.
     """
 
     turns: tuple[tuple[str, ...], ...]
@@ -51,24 +54,29 @@ class Scenario:
     sweep: float = 0.12  # seconds between two rounds of one sweeper
     sleep: tuple[float, float] = (2 * LEASE, 4 * LEASE)
     cruel: bool = True
+    together: bool = False
+    sweep_after: int = 0
+    disk: int = 0
+    crowd: int = 0
     shots: int = 0
     flush: float = 0.0
     dup: float = 0.0
     patience: int = 0
-    pace: float = 0.05  # seconds between two steps of the people
+    pace: float = 0.05
     rest: float = 50.0
 
     @property
     def lease(self) -> float:
         return float(self.env.get("TURNQUEUE_LEASE_SECONDS", LEASE))
 
-    def text(self, seed: int, tenant: str, number: int) -> str:
-        return f"Do it. [script:planted-{seed}-{tenant}-{number}]"
+    def text(self, run: str, tenant: str, number: int) -> str:
+        """`run`: a name of the run's own, since the model plays for several at a time."""
+        return f"Do it. [script:{run}-{tenant}-{number}]"
 
-    def scripts(self, seed: int) -> list[dict[str, Any]]:
+    def scripts(self, run: str) -> list[dict[str, Any]]:
         """What the model says; the `name` of each call is unique unless the scenario gives it one."""
         return [
-            {"id": f"planted-{seed}-{tenant}-{number}", "turns": [*self._turns(f"{seed}-{tenant}-{number}"), _DONE]}
+            {"id": f"{run}-{tenant}-{number}", "turns": [*self._turns(f"{tenant}-{number}"), _DONE]}
             for tenant in self.tenants
             for number in range(self.operations)
         ]
@@ -92,6 +100,7 @@ class Scenario:
 _DONE = {"text": "Done."}
 _NORTH_SOUTH = ("north", "south")
 _UNSWEPT = {"TURNQUEUE_LEASE_SECONDS": "15"}  # nobody repairs what a slow machine loses
+_PATIENT = {"TURNQUEUE_LEASE_SECONDS": "3"}  # for a while nobody does
 
 SCENARIOS: dict[str, Scenario] = {
     # Nothing goes wrong, and no sweeper helps: the hints alone must carry everything to its end.
@@ -102,7 +111,7 @@ SCENARIOS: dict[str, Scenario] = {
         tenants=_NORTH_SOUTH, sweepers=0, workers=3, env=_UNSWEPT,
     ),
     # The same for one operation alone, so that no other's hint makes up for one that is missing.
-    "alone": Scenario(turns=(("look", "look"), ("pay_keyed",)) * 4, operations=1, sweepers=0, env=_UNSWEPT),
+    "alone": Scenario(turns=(("look", "look"), ("pay_keyed",)), operations=1, sweepers=0, env=_UNSWEPT, disk=80),
     # The hints get lost, and whoever dies between commit and publish takes some along.
     "flushed": Scenario(
         turns=(("look", "look"), ("pay_keyed", "pay_keyed")), operations=3, flush=0.1,
@@ -120,12 +129,15 @@ SCENARIOS: dict[str, Scenario] = {
         next=("after", "status", "garbage", "slow", "hide", "before", "refuse", ""),
         ledger={"late_s": 2.0, "hide_s": 5.0}, env={"CHAOS_TIMEOUT": "1"},
     ),
+    "refused": Scenario(
+        turns=(("pay_keyed", "pay_both", "pay_keyed"),), operations=3, next=("refuse", "after", ""),
+    ),
     "exhausted": Scenario(
         turns=(("look", "pay_keyed"),), operations=2, next=("before",),
         ledger={"faults": {"status": 1.0}}, env={"CHAOS_ATTEMPTS": "3"},
     ),
     "unreachable": Scenario(
-        turns=(("pay_keyed",),), operations=1, next=("after",), refuse_after=1, env={"CHAOS_ATTEMPTS": "2"},
+        turns=(("pay_keyed",),), operations=1, next=("after",), refuse_after=1, env={"CHAOS_ATTEMPTS": "3"},
     ),
     # Workers die and stop around a write; two sweepers, neither of which waits for the other.
     "zombies": Scenario(
@@ -134,9 +146,9 @@ SCENARIOS: dict[str, Scenario] = {
                 "write.after_started:4:kill", "write.unread:4:kill"),
     ),
     "stale_sweeper": Scenario(
-        turns=(("pay_keyed",),), operations=4, workers=6, sweepers=2, sweep=LEASE, next=("late",),
-        ledger={"late_s": 1.0},
-        points=(*(f"write.after_started:{n}:kill" for n in (1, 2, 3, 4)), "sweeper.repaired:1:stop"),
+        turns=(("pay_keyed",),), operations=4, sweepers=2, sweep_after=2, env=_PATIENT, next=("late",),
+        ledger={"late_s": 2.0},
+        points=(*(f"write.after_started:{n}:kill" for n in (1, 2, 3)), "sweeper.repaired:1:stop"),
     ),
     "zombie_reads": Scenario(
         turns=(("look", "look", "narrow"), ("narrow", "narrow", "pay_keyed")), operations=2,
@@ -153,8 +165,17 @@ SCENARIOS: dict[str, Scenario] = {
         ledger={"faults": {"late": 1.0}, "late_s": 2 * LEASE}, env={"TURNQUEUE_LOST_LIMIT": "2"},
     ),
     "limits": Scenario(
-        turns=(("narrow",), ("pay_both",)), operations=5, workers=6, next=("late",),
-        ledger={"faults": {"late": 0.7}, "late_s": 2 * LEASE},
+        turns=(("pay_both",), ("narrow",)), operations=5, workers=6, next=("late",),
+        ledger={"faults": {"late": 0.7}, "late_s": 2.5 * LEASE},
+    ),
+    # Several come to the same place and go on at the same moment.
+    "start_together": Scenario(
+        turns=(("narrow",),), operations=5, workers=6, sweepers=0, env=_UNSWEPT, disk=80, crowd=4,
+        ledger={"faults": {"late": 1.0}, "late_s": 1.5},
+    ),
+    "record_together": Scenario(
+        turns=(("pay_free", "pay_free", "pay_free"),), operations=1, sweepers=0, env=_UNSWEPT, together=True,
+        points=tuple(f"write.after_effect:{n}:stop" for n in range(1, 4)),
     ),
     "killed_at_work": Scenario(
         turns=(("pay_both",),), operations=6, workers=6, next=("slow",), ledger={"late_s": 3 * LEASE}, shots=2,
@@ -172,7 +193,7 @@ SCENARIOS: dict[str, Scenario] = {
         turns=(("pay_asked", "pay_two"), ("pay_two", "pay_asked")), operations=2, tenants=_NORTH_SOUTH,
         people=("intrude", "hasten", "approve"),
     ),
-    "wavering": Scenario(turns=(("pay_asked", "pay_asked"),), operations=3, people=("waver",), pace=0.4),
+    "wavering": Scenario(turns=(("pay_asked", "pay_asked"),), operations=2, people=("waver",), pace=1.0),
     # The rows are altered behind the back of whoever approves.
     "altered": Scenario(turns=(("pay_asked", "pay_asked"),), operations=2, people=("alter", "approve")),
     # The approval runs out between the decision and the start. A sweeper would see it first.

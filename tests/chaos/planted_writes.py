@@ -70,7 +70,7 @@ WRITES: dict[str, Bug] = {
     ),
     "goes_on_after_a_failure": bug(
         "The later writes of a turn go on after one that failed or is unknown.",
-        "uncertain", "I4",
+        "refused", "I4",
         ("orchestrator.fanout",
          "broken = broken or write.state in (ActionState.FAILED, ActionState.REJECTED, ActionState.UNKNOWN)",
          "broken = False"),
@@ -117,6 +117,7 @@ WRITES: dict[str, Bug] = {
         "uncertain", "I1",
         ("orchestrator.consequences", "again = live and may_repeat(spec, action, now) and _is_conclusive",
          "again = live and _is_conclusive"),
+        (_WRITES, " or _forgotten(unit, spec, current, held)", ""),
     ),
     "resend_without_a_key": bug(
         "An uncertain write is sent again where the downstream enforces no key.",
