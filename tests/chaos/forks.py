@@ -46,6 +46,7 @@ ENV = {
 }
 REVISIONS = ("", "0001")  # from which migrations are killed, by parent: an empty database, and the first release's
 AT_ONCE = 5  # children of a parent, beside the sweeper and zombies
+LEAST, KILLS_EACH = 20, 20  # operations in flight at least, and kills for each of them
 SHOTS = 0.12  # share of kills at no particular moment
 # Kills beyond `per_point` go to these, whose children cost the least.
 CHEAP = ("turn.claimed", "turn.replied", "read.claimed", "read.answered", "write.before_started", "write.after_started")
@@ -71,7 +72,8 @@ def run(
     were stopped before their request left, come to rest, verify.
 
     `seconds` ends the killing early, `stop_on_violation` as soon as the ledger shows two effects of a key or an attempt
-    sent twice. `faults`: `flush` (of the broker), `pg` (SIGKILL of PostgreSQL). `in_flight`: operations at once.
+    sent twice. `faults`: `flush` (of the broker), `pg` (SIGKILL of PostgreSQL). `in_flight`: operations at once, in a
+    long run.
 
     The report is that of `tests.chaos`, with "points" (kills at each), "random" (kills at none), "children", "zombies",
     "zombie_late_requests", "zombie_late_effects", "violations" (the first 50), "killing_s", "wall_s" and, where the run
@@ -90,7 +92,8 @@ def run(
             here.model.add(*warming(seed, index))
             parents.append(Reins(command, _environ(here), here.folder / f"parent{index}.log"))
             opened.callback(parents[-1].let_go)
-        running = Run(here, parents, Feed(here, seed, in_flight), dict.fromkeys(chosen, per_point), say)
+        feed = Feed(here, seed, max(LEAST, min(in_flight, kills // KILLS_EACH)))
+        running = Run(here, parents, feed, dict.fromkeys(chosen, per_point), say)
         running.wait_ready()
         here.ledger.control(faults=LEDGER, late_s=0.3, hide_s=2.5)
         say(f"seed {seed}, ready after {time.monotonic() - since:.0f} s, logs in {here.folder}")

@@ -60,16 +60,24 @@ def test_the_verifier_reads_the_ledger(here: World, tmp_path: Path) -> None:
         "I5": rest,
         "I6": [*whole, arrived | {"in_flight": 6, "attempt": "att_other"}],
         "I7": [*whole, arrived],
+        "I9": [*(line for line in whole if line is not arrived), arrived | {"tenant": "elsewhere"}],
     }
     for invariant, ledger in planted.items():
         assert invariant in _invariants(here.verify(ledger=_write(tmp_path / invariant, ledger))), invariant
     early = here.verify(ledger=_write(tmp_path / "early", [*rest, effect | {"at": effect["at"] - 3600}]))
     assert [each["what"] for each in early["violations"]] == ["effect before its start"]
+    answered = here.sql("SELECT attempt_id FROM attempts WHERE call_key IS NOT NULL AND state = 'SUCCEEDED'")[0][0]
+    without = here.verify(ledger=_write(tmp_path / "without", [x for x in whole if x.get("attempt") != answered]))
+    assert [each["what"] for each in without["violations"]] == ["an answer to what never arrived"]
 
 
 def test_the_verifier_reads_the_log_of_the_client(here: World, tmp_path: Path) -> None:
     other = _write(tmp_path / "accepted", [*lines(here.folder / "accepted"), {"operation_id": "op_gone"}])
     assert _invariants(here.verify(accepted=other)) == {"I2"}
+    first, *more = lines(here.folder / "accepted")
+    for altered, invariant in ({"tenant": "elsewhere"}, "I9"), ({"input": "Something else."}, "I2"):
+        other = _write(tmp_path / "altered", [first | altered, *more])
+        assert _invariants(here.verify(accepted=other)) == {invariant}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +89,12 @@ def test_the_verifier_reads_the_log_of_the_client(here: World, tmp_path: Path) -
          "UPDATE attempts SET state = 'SUCCEEDED', ended_at = now() WHERE attempt_id = {attempt}"),
         ("I8", "UPDATE audit SET actor = actor || '!' WHERE operation_id = {operation} AND seq = 2",
          "UPDATE audit SET actor = rtrim(actor, '!') WHERE operation_id = {operation} AND seq = 2"),
+        ("I4", "UPDATE actions SET revision = revision + 1 WHERE action_id = {action}",
+         "UPDATE actions SET revision = revision - 1 WHERE action_id = {action}"),
+        ("I9", "UPDATE calls SET tenant = tenant || '!' WHERE operation_id = {operation}",
+         "UPDATE calls SET tenant = rtrim(tenant, '!') WHERE operation_id = {operation}"),
+        ("I9", "UPDATE audit SET actor = 'caller:elsewhere/client' WHERE operation_id = {operation} AND seq = 1",
+         "UPDATE audit SET actor = 'caller:' || tenant || '/client' WHERE operation_id = {operation} AND seq = 1"),
         ("I10", "UPDATE audit SET kind = 'action.unknown' WHERE audit_id = {started}",
          "UPDATE audit SET kind = 'action.started' WHERE audit_id = {started}"),
         ("I11", "UPDATE attempts SET fence = fence + 100 WHERE attempt_id = {attempt}",
@@ -88,14 +102,15 @@ def test_the_verifier_reads_the_log_of_the_client(here: World, tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_the_verifier_reads_the_database(invariant: str, damage: str, mend: str, here: World) -> None:
-    operation, attempt = here.sql(
-        "SELECT operation_id, attempt_id FROM attempts JOIN operations o USING (operation_id) WHERE action_id IS NOT "
-        "NULL AND o.state = 'COMPLETED' AND attempts.state = 'SUCCEEDED' ORDER BY attempt_id LIMIT 1"
+    operation, attempt, action = here.sql(
+        "SELECT operation_id, attempt_id, action_id FROM attempts JOIN operations o USING (operation_id) "
+        "WHERE action_id IS NOT NULL AND o.state = 'COMPLETED' AND attempts.state = 'SUCCEEDED' "
+        "ORDER BY attempt_id LIMIT 1"
     )[0]
     [started] = here.sql(
         f"SELECT min(audit_id) FROM audit WHERE operation_id = '{operation}' AND kind = 'action.started'"
     )[0]
-    names = {"operation": f"'{operation}'", "attempt": f"'{attempt}'", "started": started}
+    names = {"operation": f"'{operation}'", "attempt": f"'{attempt}'", "action": f"'{action}'", "started": started}
     here.tamper(damage.format(**names))
     assert invariant in _invariants(here.verify())
     here.tamper(mend.format(**names))

@@ -301,4 +301,4 @@ def test_a_profile_of_a_newer_release_does_not_keep_others_from_their_repair(hal
     assert hall.sweep()["lost_turns"] == 1
     assert hall.view(ours).state == "READY"
     assert hall.view(strange).state == "MODEL_REQUESTED"
-    assert "sweeper.row_failed" in [entry["event"] for entry in logged.entries]
+    assert "sweeper.row_left" in [entry["event"] for entry in logged.entries]

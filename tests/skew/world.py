@@ -49,11 +49,12 @@ _OF_VERSION = "AND operation_id IN (SELECT operation_id FROM operations WHERE sc
 
 
 def script(number: int) -> dict[str, Any]:
-    """Reads, writes of two kinds, then for some an approval or a question; every call's `name` is unique."""
+    """Reads and a write, then for most another write, an approval or a question; every call's `name` is unique."""
     chosen = random.Random(number)
-    last = chosen.choice([["pay_asked"], ["ask_user"], ["narrow", "pay_asked"], [], []])
+    one, other = chosen.sample(WRITES, 2)
+    last = chosen.choice([["pay_asked"], ["ask_user"], ["narrow", "pay_asked"], [other], []])
     turns: list[dict[str, Any]] = []
-    for names in (["look", "narrow"], chosen.sample(WRITES, 2), last):
+    for names in (["look", "narrow", one], last):
         calls = [
             {"name": name, "arguments": {"name": f"{number}-{len(turns)}-{at}"}}
             if name != "ask_user"
@@ -107,6 +108,7 @@ def fleet(release: Release, env: dict[str, str], folder: Path) -> Supervisor:
 @dataclass
 class Yard:
     database_url: str
+    connection: psycopg.Connection[Any]
     ledger: Ledger
     model: ScriptedModel
     env: dict[str, str]
@@ -202,8 +204,7 @@ class Yard:
         assert wait_until(ended), self.story()
 
     def sql(self, statement: Any, *values: Any) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.database_url.replace("+psycopg", ""), autocommit=True) as connection:
-            return connection.execute(statement, values).fetchall()
+        return self.connection.execute(statement, values).fetchall()
 
     def of_newer_version(self) -> list[list[tuple[Any, ...]]]:
         """All rows of operations that this release does not know."""
@@ -249,4 +250,7 @@ def yard(servers: Servers, database_url: str, broker_url: str, environ: dict[str
             "SKEW_MODEL_URL": f"{model.url}/v1",
             "SKEW_LOADED": str(folder / "loaded"),
         }
-        yield Yard(database_url, ledger, model, env, folder, opened)
+        url = database_url.replace("+psycopg", "")
+        connection = opened.enter_context(psycopg.connect(url, autocommit=True))
+        connection.prepare_threshold = None  # migrations change the tables meanwhile
+        yield Yard(database_url, connection, ledger, model, env, folder, opened)
