@@ -133,9 +133,9 @@ class Session:
         self._kept += data
         if not done:
             return Verdict(b"")
-        kind, self._held = self._held, ""
+        fault, self._held = self._held, ""
         kept, self._kept = self._kept, b""
-        return Verdict(b"", kind) if durable else Verdict(kept)
+        return Verdict(b"", fault) if durable else Verdict(kept)
 
     def _ready(self, status: bytes) -> bool:
         """The server waits for the next statement; whether the last one's work is durable."""

@@ -18,6 +18,7 @@ from tests.chaos.planted import LANES, SECONDS, ground, hunt
 from tests.chaos.planted_bugs import BUGS
 from tests.chaos.planted_hook import VARIABLE, Edit, OutOfDate, Planted, edited, install, source_of
 from tests.chaos.planted_scenarios import SCENARIOS
+from tests.shared import ROOT
 
 QUICK = {"uncertain", "zombies", "hints_only", "approvals", "altered", "stale_sweeper"}
 CHOSEN = sorted(SCENARIOS.keys() if os.environ.get("TQ_PLANTED") == "all" else QUICK)
@@ -58,6 +59,12 @@ def test_the_table_is_long_enough_and_every_scenario_is_for_something() -> None:
     assert len(BUGS) >= len(SOUGHT) >= 20
     assert {bug.scenario for bug in BUGS.values()} == SCENARIOS.keys()
     assert not BUGS.keys() & SCENARIOS.keys()
+
+
+def test_the_page_has_all_of_them() -> None:
+    page = (ROOT / "docs/planted-bugs.md").read_text()
+    rows = [f"| `{name}` | {bug.what} | {', '.join(sorted(bug.shows))} |" for name, bug in sorted(BUGS.items())]
+    assert [line for line in page.splitlines() if line.startswith("| `")] == rows
 
 
 @pytest.mark.parametrize("name", BUGS)
