@@ -236,6 +236,10 @@ def wait_for_end(
         shown.update(view)
         if view.ended_at is not None:
             return view
+        if view.parked is not None and view.parked not in told:
+            told.add(view.parked)
+            shown.hide()
+            say(f"{operation_id} is parked ({view.parked}): `turnqueue release {operation_id}` once that is mended")
         new = [asked.approval_id for asked in view.open_approvals if asked.approval_id not in told]
         if new and on_approval is not None:
             told.update(new)
