@@ -82,7 +82,7 @@ def test_a_message_that_is_not_acknowledged_in_time_is_delivered_again_and_does_
 
 def test_workers_hold_no_more_than_they_can_do(here: Scene, rabbit: RabbitMQ) -> None:
     """With late acknowledgement, and counted per consumer: what a worker has not begun is still in the queue."""
-    operations = [here.submit(order(), delay=1.0) for _ in range(12)]
+    operations = [here.submit(order(), delay=3.0) for _ in range(8)]
     wait_until(lambda: sum(here.view(each).state == "MODEL_REQUESTED" for each in operations) == 4)
     listed = rabbit.control("list_queues", "-q", "-p", "tq1", "name", "messages_unacknowledged")
     held = dict(line.split("\t") for line in listed.splitlines()[1:])

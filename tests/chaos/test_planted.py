@@ -1,6 +1,6 @@
 """Bugs planted in the real code: each is found, for a reason that the table gives; without one nothing is found.
 
-CI has the minutes for those of a few scenarios; `TQ_PLANTED=all` runs every one.
+The hunts are a campaign (`TQ_CAMPAIGN=1`): those of a few scenarios, or with `TQ_PLANTED=all` every one.
 """
 
 import importlib
@@ -39,6 +39,7 @@ def findings() -> Iterator[dict[str, "Future[Finding]"]]:
         runs.shutdown(cancel_futures=True)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("scenario", CHOSEN)
 def test_nothing_is_found_without_a_bug(scenario: str, findings: dict[str, "Future[Finding]"]) -> None:
     finding = findings[scenario].result()
@@ -46,6 +47,7 @@ def test_nothing_is_found_without_a_bug(scenario: str, findings: dict[str, "Futu
     assert finding["counts"]["accepted"] > 0
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", SOUGHT)
 def test_a_planted_bug_is_found(name: str, findings: dict[str, "Future[Finding]"]) -> None:
     finding = findings[name].result()

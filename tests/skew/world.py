@@ -84,9 +84,10 @@ class Caller:
 
     def heard(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the client ended; see {self._log.name}"
-        return dict(json.loads(line))
+        for line in self._process.stdout:
+            if line.startswith("{"):  # the rest is log
+                return dict(json.loads(line))
+        raise AssertionError(f"the client ended; see {self._log.name}")
 
     def close(self) -> None:
         self._process.communicate(timeout=30)
@@ -186,7 +187,7 @@ class Yard:
                 self.submit(release, IN_FLIGHT - going)
             return self.submitted - first >= count and all(found[each] for each in wanted)
 
-        assert wait_until(there, 60), self.story()
+        assert wait_until(there), self.story()
         return found
 
     def finish(self, releases: Iterable[Release], version: int | None = None) -> None:
