@@ -12,6 +12,7 @@ from tests.brokers.rabbitmq import need_rabbitmq
 COMMAND = "-m tests.chaos --harness real --kills 24 --each 1 --seed 5 --faults kill,flush,broker,stop,dup,zombie"
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_or_left_open() -> None:
     need_rabbitmq()

@@ -15,7 +15,7 @@ from store.tables import SCHEMA_VERSION
 from tests.skew.release import FIRST, Release, before, known, need_history, of_commit, of_the_future, of_working_tree
 from tests.skew.world import Yard, yard
 
-EACH = int(os.environ.get("SKEW_OPERATIONS", "60"))  # operations that cross a deploy in one direction, per release
+EACH = int(os.environ.get("SKEW_OPERATIONS", "25"))  # operations that cross a deploy in one direction, per release
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,8 @@ def forward(here: Yard, old: Release, now: Release, *, alive: bool) -> Superviso
         here.begin(old, EACH, *BEGUN)
     running.kill("worker", restart=False)
     here.submit(old, 5)
+    if not alive:
+        here.dismiss(old)
     assert migrated(here, now)
     newer = here.start(now)
     running.stop()

@@ -61,7 +61,7 @@ def script(number: int) -> dict[str, Any]:
             else {"name": name, "arguments": {"question": "Which day?"}}
             for at, name in enumerate(names)
         ]
-        delay = 1.0 if number % 5 == 0 and not turns else chosen.random() * 0.1
+        delay = 1.0 if number % 4 == 0 and not turns else chosen.random() * 0.1
         turns += [{"calls": calls, "fault": {"delay": round(delay, 3)}}] if calls else []
     return {"id": f"skew-{number}", "turns": [*turns, {"text": "Done."}]}
 
@@ -139,9 +139,13 @@ class Yard:
     def caller(self, release: Release) -> Caller:
         if release.name not in self.callers:
             self.callers[release.name] = Caller(release, self.env, self.folder)
-            self.opened.callback(self.callers[release.name].close)
             assert self.callers[release.name].heard() == {}
         return self.callers[release.name]
+
+    def dismiss(self, *releases: Release) -> None:
+        """End the clients of these, or of all."""
+        for name in [release.name for release in releases] or list(self.callers):
+            self.callers.pop(name).close()
 
     def migrate(self, release: Release) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "store.migrate"]
@@ -183,8 +187,8 @@ class Yard:
             found = self.census()
             going = sum(found[f"operation {state}"] for state in GOING)
             if going < IN_FLIGHT:
-                self.ledger.control(next=["slow"] * 2)
-                self.submit(release, IN_FLIGHT - going)
+                self.ledger.control(next=["slow"])
+                self.submit(release, 3)  # a few at a time, so that they are at different places
             return self.submitted - first >= count and all(found[each] for each in wanted)
 
         assert wait_until(there), self.story()
@@ -254,4 +258,6 @@ def yard(servers: Servers, database_url: str, broker_url: str, environ: dict[str
         url = database_url.replace("+psycopg", "")
         connection = opened.enter_context(psycopg.connect(url, autocommit=True))
         connection.prepare_threshold = None  # migrations change the tables meanwhile
-        yield Yard(database_url, connection, ledger, model, env, folder, opened)
+        here = Yard(database_url, connection, ledger, model, env, folder, opened)
+        opened.callback(here.dismiss)
+        yield here
