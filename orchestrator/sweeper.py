@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 BATCH = 200
 HANG_SECONDS = 60.0  # for which a sweeper may be stopped or cut off before another one takes over
+SLOW_SECONDS = 5.0  # for one row: the database is in trouble, the rest of its kind comes with the next round
 FORGET_SECONDS = 600.0  # a row that was put off and has not been met since needs no repair any more
 # "tqsw", one for each schema version: an older sweeper must not keep a newer one from rows that only that one knows.
 _LOCK = 0x7471_7377 + SCHEMA_VERSION - 1
@@ -78,7 +79,12 @@ def run_once(app: App) -> dict[str, int]:
     for name, repair in _REPAIRS.items():
         if app.stopping.is_set():
             break
-        done[name] = repair(app)
+        try:
+            done[name] = repair(app)
+        except Unavailable:
+            raise
+        except Exception:  # one kind of repair must not keep the others from theirs
+            log.exception("sweeper.repair_failed", repair=name)
     if any(done.values()):
         log.info("sweeper.round", **done)
     return done
@@ -138,7 +144,12 @@ def _each(
     while True:
         with app.database.autocommit() as connection:
             rows = find(connection, BATCH + len(_put_off.until))
-        done = sum(_repaired(app, row, ids(row), repair, last_resort) for row in rows)
+        done = 0
+        for row in rows:
+            began = time.monotonic()
+            done += _repaired(app, row, ids(row), repair, last_resort)
+            if time.monotonic() - began > SLOW_SECONDS:
+                return repaired + done
         repaired += done
         if done < BATCH or app.stopping.is_set():
             return repaired
@@ -161,6 +172,7 @@ def _repaired(
         if error.code != "DATABASE_BUSY":
             raise
         log.warning("sweeper.row_busy", row=row_id)
+        _put_off.add(row_id)
         return False
     except TurnqueueError as error:
         log.warning("sweeper.row_left", row=row_id, code=error.code)

@@ -222,6 +222,7 @@ def _watch(sender: Any, **_: Any) -> None:
             # Right after a reconnect Celery takes fewer messages than it has places for.
             room=len(state.reserved_requests) < min(places, sender.qos.value or places),
             queues=tuple(sender.app.amqp.queues.consume_from),
+            busy=len(state.active_requests),
         )
 
     Watchdog(process_app(), look).start()

@@ -33,12 +33,13 @@ LEAVE_SECONDS = 130.0  # for the steps in flight: the longest model request and 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the worker shows: messages received so far, whether its consumer runs, whether it would take another one,
-    and the queues that it means to consume (an operator may have taken one away)."""
+    the queues that it means to consume (an operator may have taken one away), and how many tasks it is running."""
 
     received: int
     connected: bool
     room: bool
     queues: Sequence[str]
+    busy: int = 0
 
 
 class Stall:
@@ -102,7 +103,7 @@ class Watchdog:
         )  # fmt: skip
         self._app.stopping.set()
         until = time.monotonic() + LEAVE_SECONDS
-        while self._app.leases.held() and time.monotonic() < until:
+        while (self._app.leases.held() or self._look().busy) and time.monotonic() < until:
             time.sleep(0.1)
         self._leave(EXIT_NOT_CONSUMING)
 

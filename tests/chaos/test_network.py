@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
 def test_a_bad_network_breaks_nothing() -> None:
     command = "-m tests.chaos --kills 10 --seed 6 --faults kill,proxy --seconds 60 --json"
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, check=False)
