@@ -7,11 +7,11 @@ were explicitly done stand in for it. Deltas are shown to the observer and, for 
 from io import StringIO
 from typing import Any
 
-from adapters.base import HttpResponse, ModelRequest, Progress, Reply
+from adapters.base import HttpResponse, ModelRequest, Reply
 from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none
 from adapters.failures import FromDocument
-from adapters.names import ToolNames
-from adapters.streaming import EventAccumulator, interrupted, said
+from adapters.heard import Heard
+from adapters.streaming import EventAccumulator, interrupted
 from orchestrator.domain.transcript import JsonObject
 
 _TERMINAL = {
@@ -38,24 +38,23 @@ class ResponsesAccumulator(EventAccumulator):
     def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
         self._from_document = from_document
-        self._names = ToolNames(request.tools)
         self._response: JsonObject = {}  # the latest state of the response object
         self._items: dict[Any, _Item] = {}
         self._error: Any = None
 
-    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
+    def take(self, event: str, document: Any, heard: Heard) -> None:
         data = as_object(document)
         kind = as_text(data.get("type")) or event
         if kind == _TEXT:
-            self._text(data, "text", progress)
+            self._text(data, "text", heard)
         elif kind == _REFUSAL:
-            self._text(data, "refusal", progress)
+            self._text(data, "refusal", heard)
         elif kind in _REASONING:
-            progress.append(Progress("reasoning", said(data.get("delta"))))
+            heard.say("reasoning", data.get("delta"))
         elif kind in _ARGUMENTS_DONE:
             self._item(data).arguments = data.get(_ARGUMENTS_DONE[kind])
         elif kind == "response.output_item.added":
-            self._added(data, progress)
+            self._added(data, heard)
         elif kind == "response.output_item.done":
             self._item(data).finish(as_object(data.get("item")))
         elif kind == "error" or (data.get("error") and not kind.startswith("response.")):
@@ -84,17 +83,17 @@ class ResponsesAccumulator(EventAccumulator):
         key = index if isinstance(index, int) else text_or_none(data.get("item_id")) or text_or_none(item.get("id"))
         return self._items.setdefault(key, _Item())
 
-    def _added(self, data: JsonObject, progress: list[Progress]) -> None:
+    def _added(self, data: JsonObject, heard: Heard) -> None:
         item = as_object(data.get("item"))
         self._item(data).added = item
         if item.get("type") in _CALLS:
-            progress.append(Progress("call", name=self._names.from_wire(said(item.get("name")))))
+            heard.call(item.get("name"))
 
-    def _text(self, data: JsonObject, part: str, progress: list[Progress]) -> None:
+    def _text(self, data: JsonObject, part: str, heard: Heard) -> None:
         delta = data.get("delta")
         if isinstance(delta, str) and delta:
             self._item(data).text(data.get("content_index"), part, delta)
-            progress.append(Progress("refusal" if part == "refusal" else "text", said(delta)))
+            heard.say("refusal" if part == "refusal" else "text", delta)
 
     def _failed(self, data: JsonObject) -> None:
         """Real traffic nests the error, the documented form is flat, some servers send it without a type."""
