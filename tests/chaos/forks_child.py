@@ -35,7 +35,7 @@ from tests.chaos.client import TENANTS
 
 PR_SET_PDEATHSIG = 1
 AGAIN = 1  # exit status of a child whose server is away
-LONG = 1.0  # seconds for which an unarmed child works
+LONG = 1.0  # seconds for which others work
 PATIENCE = 20.0  # seconds for the warming
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -97,8 +97,8 @@ def live(root: App, job: Job, worker: str, parent: int, seed: int, folder: Path)
         return
     root.worker = worker
     root.leases = LeaseKeeper(root.database, root.settings.lease_seconds)
-    # Who comes to work works for a while; who comes to die need not go on when its row was no longer due.
-    seconds = LONG if not job.point else 0.0 if job.nth == 1 else root.settings.slice_seconds
+    # One step is enough for a child that dies in it; if its row was not due any more, it need not find another.
+    seconds = 0.0 if job.point and job.nth == 1 else LONG
     root.settings = root.settings.model_copy(update={"slice_seconds": seconds})
     arm_here(job.point, job.nth, job.action)
     try:

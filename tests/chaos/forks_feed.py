@@ -24,15 +24,20 @@ QUEUES = ("orchestrator", "reads", "writes")
 AS_IT_COMES = 4  # every so-manieth message is delivered whether or not its row is due
 _LIVE = "SELECT count(*) FROM operations WHERE ended_at IS NULL AND state <> 'RECONCILING'"
 _ASKED = "SELECT approval_id FROM approvals WHERE state = 'PENDING' ORDER BY expires_at LIMIT 200"
+# Of a limited tool's rows not more than it has free slots.
+_PLACE = "row_number() OVER (PARTITION BY tool ORDER BY wake_at)"
 _FREE = (
-    "(NOT limited OR EXISTS (SELECT 1 FROM slots s WHERE s.tool = c.tool AND coalesce(s.lease_until < now(), true)))"
+    "(NOT limited OR place <= (SELECT count(*) FROM slots s WHERE s.tool = c.tool "
+    "AND coalesce(s.lease_until < now(), true)))"
 )
 _DUE = f"""
     (SELECT 'turns', 'turnqueue.advance', operation_id FROM operations WHERE wake_at <= now() LIMIT 150)
-    UNION ALL (SELECT 'reads', 'tool.' || tool, call_key FROM calls c
-               WHERE state = 'READY' AND wake_at <= now() AND {_FREE} LIMIT 150)
-    UNION ALL (SELECT 'starts', 'tool.' || tool, action_id FROM actions c
-               WHERE state = 'READY' AND wake_at <= now() AND {_FREE} LIMIT 150)
+    UNION ALL (SELECT 'reads', 'tool.' || tool, call_key
+               FROM (SELECT *, {_PLACE} AS place FROM calls WHERE state = 'READY' AND wake_at <= now()) c
+               WHERE {_FREE} LIMIT 150)
+    UNION ALL (SELECT 'starts', 'tool.' || tool, action_id
+               FROM (SELECT *, {_PLACE} AS place FROM actions WHERE state = 'READY' AND wake_at <= now()) c
+               WHERE {_FREE} LIMIT 150)
     UNION ALL (SELECT 'checks', 'tool.' || tool, action_id FROM actions
                WHERE state IN ('UNKNOWN', 'PENDING') AND wake_at <= now()
                  AND coalesce(lease_until < now(), true) LIMIT 150)

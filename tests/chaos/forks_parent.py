@@ -45,8 +45,9 @@ HINTED = ("turns", "reads", "starts", "checks")
 STUCK = 40.0  # seconds that no child needs
 SHOT = 0.03  # seconds, on average, until a child is killed at random
 SWEEP = 1.5  # the same for a sweeper
-LOW = 8  # rows of a kind, due for this parent, below which some children work for more of them instead of dying
+LOW = 8  # rows of a kind, due for this parent, below which some children get further before they die, for more of them
 PUSHING = 0.6  # the others among them
+FAR = (3, 6)  # at which hit they die
 
 
 def kinds_of(point: str) -> tuple[str, ...]:
@@ -199,18 +200,18 @@ class Parent:
         drawn = self._random.random()
         if drawn < self._shots and ready:
             return self._job(self._random.choice(ready)), self._random.expovariate(1 / SHOT)
-        if drawn > PUSHING and (pushed := self._abundant()):
-            return self._job(pushed), None
+        pushed = self._abundant() if drawn > PUSHING else None
         possible = [
             (point, kind)
             for point in self._points
             for kind in kinds_of(point)
             if kind in ready or (kind == "migrate" and not self._is_migrating())
+            if pushed in (None, kind)
         ]
         if possible:
             point, kind = min(possible, key=lambda each: (self._fraction(each[0]), self._random.random()))
-            return self._job(kind, point, self._nth(point, kind)), None
-        return None, None
+            return self._job(kind, point, self._random.randint(*FAR) if pushed in HINTED else 1), None
+        return (self._job(pushed) if pushed else None), None
 
     def _abundant(self) -> str | None:
         """What there is enough of, if there is little of something else: working on it makes more of that."""
@@ -236,16 +237,11 @@ class Parent:
         underway = sum(child.job.point == point for child in self._children.values())
         return (self._count[point] + 0.5 * underway) / max(1, self._points[point])
 
-    def _nth(self, point: str, kind: str) -> int:
-        if point == "hint.publishing":
-            return 1
-        return self._random.choices((1, 2, 3), (80, 15, 5))[0] if kind in HINTED else 1
-
     def _job(self, kind: str, point: str = "", nth: int = 1, action: str = "kill") -> Job:
         given: tuple[Any, ...]
         match kind:
             case "submit":
-                given = tuple(self._numbers.popleft() for _ in range(min(len(self._numbers), 1 if point else 4)))
+                given = tuple(self._numbers.popleft() for _ in range(min(len(self._numbers), 1 if point else 8)))
             case "decide":
                 given = tuple(self._approvals.popleft() for _ in range(min(len(self._approvals), 1 if point else 4)))
             case "migrate":
