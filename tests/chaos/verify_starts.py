@@ -98,8 +98,13 @@ def untimely(seen: Evidence) -> Iterator[Row]:
                     what = "started after its operation's end" if ended else "started for an earlier request"
                     yield violation("I4", what, action_id=subject, seq=row["seq"])
                 yield from _out_of_turn(action, states, places)
-            if subject is not None:
+            if kind in _STATES:
                 states[subject] = kind
+
+
+# Other entries about an action, such as a zombie's late result, are no state of it.
+_STATES = {f"action.{state}" for state in ("ready", "started", "unknown", "pending", "succeeded", "failed", "rejected")}
+_STATES |= {"call.settled"}
 
 
 def _places(seen: Evidence) -> dict[tuple[str, int], list[tuple[int, str]]]:
