@@ -48,6 +48,7 @@ SWEEP = 1.5  # the same for a sweeper
 LOW = 8  # rows of a kind, due for this parent, below which some children get further before they die, for more of them
 PUSHING = 0.6  # the others among them
 FAR = (3, 6)  # at which hit they die
+PASSED_OFTEN = ("turn.", "read.", "write.", "check.")  # by a child that has the time
 
 
 def kinds_of(point: str) -> tuple[str, ...]:
@@ -80,6 +81,7 @@ class Parent:
         self._shots: float = plan["shots"]
         self._messages: dict[str, deque[Any]] = {kind: deque() for kind in HINTED}
         self._numbers: deque[int] = deque()
+        self._again: deque[int] = deque()  # numbers of children that died of them: committed or not, to be asked again
         self._approvals: deque[str] = deque(maxlen=40)
         self._children: dict[int, Child] = {}
         self._shooting: list[tuple[float, int]] = []
@@ -137,7 +139,7 @@ class Parent:
             return
         self._told = time.monotonic()
         waiting = {kind: len(found) for kind, found in self._messages.items()}
-        waiting |= {"submit": len(self._numbers), "approvals": len(self._approvals), "zombies": self._zombies}
+        waiting |= {"submit": self._waiting("submit"), "approvals": len(self._approvals), "zombies": self._zombies}
         _say({"ended": self._ended, "stopped": self._stops, "waiting": waiting})
         self._ended, self._stops = [], []
 
@@ -210,8 +212,14 @@ class Parent:
         ]
         if possible:
             point, kind = min(possible, key=lambda each: (self._fraction(each[0]), self._random.random()))
-            return self._job(kind, point, self._random.randint(*FAR) if pushed in HINTED else 1), None
-        return (self._job(pushed) if pushed else None), None
+            return self._job(kind, point, self._far(kind, point) if pushed else 1), None
+        return (self._job(pushed or self._random.choice(ready)) if ready else None), None
+
+    def _far(self, kind: str, point: str) -> int:
+        """At which hit a child is to die that is to get something done first."""
+        if kind not in HINTED or not point.startswith(PASSED_OFTEN):
+            return 1
+        return min(self._random.randint(*FAR), 1 + len(self._messages[kind]) // 3)
 
     def _abundant(self) -> str | None:
         """What there is enough of, if there is little of something else: working on it makes more of that."""
@@ -221,14 +229,18 @@ class Parent:
         if waiting["starts"] < LOW <= 2 * waiting["checks"]:
             return "checks"
         most = max(waiting, key=lambda kind: waiting[kind])
-        if self._numbers and waiting[most] < 3 * LOW:
+        if self._waiting("submit") and waiting[most] < 3 * LOW:
             return "submit"
         return most if waiting[most] > LOW else None
 
     def _waiting(self, kind: str) -> int:
-        if kind in ("submit", "decide"):
-            return len(self._numbers if kind == "submit" else self._approvals)
-        return len(self._messages[kind])
+        match kind:
+            case "submit":
+                return len(self._numbers) + len(self._again)
+            case "decide":
+                return len(self._approvals)
+            case _:
+                return len(self._messages[kind])
 
     def _is_migrating(self) -> bool:
         return any(child.job.kind == "migrate" for child in self._children.values())
@@ -241,9 +253,9 @@ class Parent:
         given: tuple[Any, ...]
         match kind:
             case "submit":
-                given = tuple(self._numbers.popleft() for _ in range(min(len(self._numbers), 1 if point else 8)))
+                given = _taken(self._again, 8) + _taken(self._numbers, 1 if point else 8)
             case "decide":
-                given = tuple(self._approvals.popleft() for _ in range(min(len(self._approvals), 1 if point else 4)))
+                given = _taken(self._approvals, 1 if point else 4)
             case "migrate":
                 given = (self._scratch,)
             case _:
@@ -295,8 +307,12 @@ class Parent:
         if how == "kill":
             self._count[job.point] += 1
         if job.kind == "submit" and status != 0:
-            self._numbers.extendleft(job.given)
+            self._again.extend(job.given)
         self._ended.append([job.kind, job.point, how, milliseconds])
+
+
+def _taken(waiting: deque[Any], most: int) -> tuple[Any, ...]:
+    return tuple(waiting.popleft() for _ in range(min(most, len(waiting))))
 
 
 def _say(line: dict[str, Any]) -> None:
