@@ -1,18 +1,20 @@
 """A streamed Anthropic message, put together as the message object that the plain API would have sent."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from adapters.anthropic_history import unreadable
 from adapters.anthropic_reply import reply_from_document, texts_of_inputs
-from adapters.base import HttpResponse, ModelRequest, Reply
+from adapters.base import HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, as_object, as_text, clean_text, read_json, storable
-from adapters.heard import Heard, Kind
-from adapters.streaming import EventAccumulator, interrupted
+from adapters.names import ToolNames
+from adapters.streaming import EventAccumulator, interrupted, said
 from orchestrator.domain.transcript import JsonObject
 
 # Deltas whose text is joined -> the field of the block that it belongs to.
 _JOINED = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-_PROGRESS: dict[Any, Kind] = {"text_delta": "text", "thinking_delta": "reasoning"}
+_Kind = Literal["text", "reasoning", "call"]
+_PROGRESS: dict[Any, _Kind] = {"text_delta": "text", "thinking_delta": "reasoning"}
 _MAY_END_INSIDE = ("max_tokens", "model_context_window_exceeded", "refusal")
 
 
@@ -45,19 +47,29 @@ class MessagesAccumulator(EventAccumulator):
 
     def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
         super().__init__(head, request)
+        self._names = ToolNames(request.tools)
         self._message: JsonObject = {}
         self._blocks: dict[Any, _Block] = {}
         self._error: JsonObject | None = None
         self._started = False
         self._odd = False  # events that do not fit together: something was lost
+        self._heard: list[tuple[_Kind, list[str]]] = []  # of one chunk; neighbouring pieces of text become one
 
-    def take(self, event: str, document: Any, heard: Heard) -> None:
+    def feed(self, chunk: bytes) -> Sequence[Progress]:
+        super().feed(chunk)
+        heard, self._heard = self._heard, []
+        return [self._told(kind, said("".join(pieces))) for kind, pieces in heard]
+
+    def _told(self, kind: _Kind, text: str) -> Progress:
+        return Progress(kind, name=self._names.from_wire(text)) if kind == "call" else Progress(kind, text)
+
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
         told = as_object(document)
         kind = told.get("type") or event
         if kind == "content_block_delta":
-            self._delta(told, heard)
+            self._delta(told)
         elif kind == "content_block_start":
-            self._start(told, heard)
+            self._start(told)
         elif kind == "content_block_stop":
             self._stop(told.get("index"))
         elif kind == "message_start":
@@ -114,16 +126,16 @@ class MessagesAccumulator(EventAccumulator):
         lost = not cut and any(kind.endswith("tool_use") for kind in kinds)
         return self.done and (self._odd or lost or not self._started)
 
-    def _start(self, told: JsonObject, heard: Heard) -> None:
+    def _start(self, told: JsonObject) -> None:
         index, block = told.get("index"), told.get("content_block")
         if not isinstance(index, int) or index in self._blocks or not isinstance(block, dict):
             self._odd = True
             return
         self._blocks[index] = _Block(block)
         if block.get("type") == "tool_use":
-            heard.call(block.get("name"))
+            self._heard.append(("call", [as_text(block.get("name"))]))
 
-    def _delta(self, told: JsonObject, heard: Heard) -> None:
+    def _delta(self, told: JsonObject) -> None:
         index, delta = told.get("index"), told.get("delta")
         block = self._blocks.get(index) if isinstance(index, int) else None
         if block is None or not block.open or not isinstance(delta, dict):
@@ -143,7 +155,13 @@ class MessagesAccumulator(EventAccumulator):
             else:
                 block.pieces[field] = [piece]
             if kind in _PROGRESS:
-                heard.say(_PROGRESS[kind], piece)
+                self._hear(_PROGRESS[kind], piece)
+
+    def _hear(self, kind: _Kind, piece: str) -> None:
+        if self._heard and self._heard[-1][0] == kind:
+            self._heard[-1][1].append(piece)
+        else:
+            self._heard.append((kind, [piece]))
 
     def _stop(self, index: Any) -> None:
         block = self._blocks.get(index) if isinstance(index, int) else None

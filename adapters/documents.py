@@ -101,10 +101,7 @@ def _storable(value: Any, depth: int) -> Any:
     if isinstance(value, Doubled):
         return Doubled([(clean_text(key), _storable(member, depth + 1)) for key, member in value.pairs])
     if isinstance(value, dict):
-        return {
-            clean_text(key): clean_text(member) if type(member) is str else _storable(member, depth + 1)
-            for key, member in value.items()
-        }
+        return {clean_text(key): _storable(member, depth + 1) for key, member in value.items()}
     if isinstance(value, list):
         return [_storable(member, depth + 1) for member in value]
     return value

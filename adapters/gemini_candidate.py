@@ -6,7 +6,7 @@ ends a stream: `done` stays False.
 
 from typing import Any
 
-from adapters.base import Completion, Failure, HttpResponse, ModelRequest, Reply, Usage
+from adapters.base import Completion, Failure, HttpResponse, ModelRequest, Progress, Reply, Usage
 from adapters.documents import (
     UnreadableBody,
     as_list,
@@ -27,9 +27,9 @@ from adapters.failures import (
 )
 from adapters.gemini_common import call_id, continuation, object_text, provider_items, resumed, word
 from adapters.gemini_partial import PartialCall, is_partial
-from adapters.heard import Heard
 from adapters.names import ToolNames
 from adapters.streaming import EventAccumulator, interrupted
+from adapters.streaming import said as shown
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject
 
@@ -61,7 +61,7 @@ def reply_from_body(document: Any, head: HttpResponse, request: ModelRequest) ->
     chunks = document if isinstance(document, list) else [document]
     gathered = Gathered(head, request)
     for chunk in chunks:
-        gathered.add(chunk, Heard(ToolNames(request.tools)))
+        gathered.add(chunk, [])
     reply = gathered.reply()
     return interrupted(reply) if isinstance(document, list) and gathered.unended else reply
 
@@ -75,8 +75,8 @@ class GenerateAccumulator(EventAccumulator):
         super().__init__(head, request)
         self._gathered = Gathered(head, request)
 
-    def take(self, event: str, document: Any, heard: Heard) -> None:
-        self._gathered.add(document, heard)
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
+        self._gathered.add(document, progress)
 
     def result(self) -> Reply:
         reply = self._gathered.reply()
@@ -114,7 +114,7 @@ class Gathered:
         """A stream of these responses was cut: no error, no block and no finish reason came."""
         return not self.reason and not self._block and not self._error and not self._broken
 
-    def add(self, chunk: Any, heard: Heard) -> None:
+    def add(self, chunk: Any, progress: list[Progress]) -> None:
         if not isinstance(chunk, dict):
             self._broken = True
             return
@@ -127,9 +127,9 @@ class Gathered:
         self._model = self._model or word(chunk.get("modelVersion"))
         candidates = as_list(chunk.get("candidates"))
         if candidates:
-            self._candidate(as_object(candidates[0]), heard)
+            self._candidate(as_object(candidates[0]), progress)
 
-    def _candidate(self, candidate: JsonObject, heard: Heard) -> None:
+    def _candidate(self, candidate: JsonObject, progress: list[Progress]) -> None:
         if "finishReason" in candidate:
             self.reason = word(candidate["finishReason"]) or self.reason
         if "continuationToken" in candidate:
@@ -140,28 +140,28 @@ class Gathered:
             if not isinstance(part, dict):
                 self._broken = True
             elif "functionCall" in part:
-                self._call_part(part, heard)
+                self._call_part(part, progress)
             else:
                 self._parts.append(part)
-                self._say(part, heard)
+                self._say(part, progress)
 
-    def _say(self, part: JsonObject, heard: Heard) -> None:
+    def _say(self, part: JsonObject, progress: list[Progress]) -> None:
         text = part.get("text")
         if not isinstance(text, str) or not text:
             return
         if part.get("thought") is True:
-            heard.say("reasoning", text)
+            progress.append(Progress("reasoning", shown(text)))
         else:
             self._said.append(text)
-            heard.say("text", text)
+            progress.append(Progress("text", shown(text)))
 
-    def _call_part(self, part: JsonObject, heard: Heard) -> None:
+    def _call_part(self, part: JsonObject, progress: list[Progress]) -> None:
         """A call comes whole; or it opens with its name, grows by pieces, and closes with one that does not go on."""
         call = as_object(part["functionCall"])
         named = text_or_none(call.get("name"))
         if named:
             self._unusable = self._unusable or self._open is not None  # the one before never closed
-            heard.call(named)
+            progress.append(Progress("call", name=self._names.from_wire(shown(named))))
             if not is_partial(call):
                 self._parts.append(part)
                 return

@@ -6,7 +6,7 @@ The last event of a stream has the status but no steps, so the `step.*` events a
 import re
 from typing import Any
 
-from adapters.base import Boundary, Completion, Failure, HttpResponse, ModelRequest, Reply, Usage
+from adapters.base import Boundary, Completion, Failure, HttpResponse, ModelRequest, Progress, Reply, Usage
 from adapters.documents import (
     UnreadableBody,
     as_list,
@@ -26,9 +26,9 @@ from adapters.failures import (
     unreadable_body,
 )
 from adapters.gemini_common import call_id, continuation, object_text, provider_items, resumed, word
-from adapters.heard import Heard
 from adapters.names import ToolNames
 from adapters.streaming import EventAccumulator, interrupted
+from adapters.streaming import said as shown
 from orchestrator.domain.model import ProposedCall
 from orchestrator.domain.transcript import JsonObject
 
@@ -67,13 +67,14 @@ class InteractionAccumulator(EventAccumulator):
 
     def __init__(self, head: HttpResponse, request: ModelRequest) -> None:
         super().__init__(head, request)
+        self._names = ToolNames(request.tools)
         self._steps: list[_Step] = []
         self._by_index: dict[Any, _Step] = {}
         self._interaction: JsonObject = {}
         self._error: Any = None
         self._broken_shape = False
 
-    def take(self, event: str, document: Any, heard: Heard) -> None:
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
         if not isinstance(document, dict):
             self._broken_shape = True
             return
@@ -81,9 +82,9 @@ class InteractionAccumulator(EventAccumulator):
         if kind == "error" or document.get("error"):
             self._error = self._error or document.get("error") or document
         elif kind == "step.start":
-            self._start(document, heard)
+            self._start(document, progress)
         elif kind in ("step.delta", "step.stop"):
-            self._continue(kind, document, heard)
+            self._continue(kind, document, progress)
         elif kind.startswith("interaction."):
             self._interaction = {**self._interaction, **as_object(document.get("interaction"))}
             self.done = kind == "interaction.completed"
@@ -97,14 +98,14 @@ class InteractionAccumulator(EventAccumulator):
             return None
         return delta, key
 
-    def _start(self, document: JsonObject, heard: Heard) -> None:
+    def _start(self, document: JsonObject, progress: list[Progress]) -> None:
         step = _Step(as_object(document.get("step")))
         self._steps.append(step)
         self._by_index[_key(document)] = step
         if step.kind == _OURS:
-            heard.call(step.given.get("name"))
+            progress.append(Progress("call", name=self._names.from_wire(shown(step.given.get("name")))))
 
-    def _continue(self, kind: str, document: JsonObject, heard: Heard) -> None:
+    def _continue(self, kind: str, document: JsonObject, progress: list[Progress]) -> None:
         step = self._by_index.get(_key(document))
         if step is None:
             self._broken_shape = True
@@ -112,7 +113,7 @@ class InteractionAccumulator(EventAccumulator):
             step.stopped = True
         else:
             self._broken_shape = self._broken_shape or step.stopped
-            step.delta(as_object(document.get("delta")), heard)
+            step.delta(as_object(document.get("delta")), progress)
 
     def result(self) -> Reply:
         interaction = dict(self._interaction)
@@ -165,16 +166,16 @@ class _Step:
         self._summary: list[Any] = list(as_list(given.get("summary")))
         self._more: JsonObject = {}
 
-    def delta(self, delta: JsonObject, heard: Heard) -> None:
+    def delta(self, delta: JsonObject, progress: list[Progress]) -> None:
         kind = as_text(delta.get("type"))
         if kind == "text":
-            self._text(as_text(delta.get("text")), heard)
+            self._text(as_text(delta.get("text")), progress)
         elif kind == "arguments_delta":
             pieces = delta.get("arguments")
             self._arguments.append(pieces if isinstance(pieces, str) else object_text(pieces))
         elif kind == "thought_summary":
             self._summary.append(delta.get("content"))
-            heard.say("reasoning", as_object(delta.get("content")).get("text"))
+            progress.append(Progress("reasoning", shown(as_object(delta.get("content")).get("text"))))
         elif kind == "thought_signature":
             self._more["signature"] = as_text(self._more.get("signature")) + as_text(delta.get("signature"))
         elif kind == "text_annotation_delta":
@@ -185,10 +186,10 @@ class _Step:
             self._close_text()
             self._content.append(delta)
 
-    def _text(self, text: str, heard: Heard) -> None:
+    def _text(self, text: str, progress: list[Progress]) -> None:
         self._texts.append(text)
         if text:
-            heard.say("text", text)
+            progress.append(Progress("text", shown(text)))
 
     def _annotations(self, annotations: list[Any]) -> None:
         self._close_text()

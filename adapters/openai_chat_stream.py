@@ -3,21 +3,16 @@
 from io import StringIO
 from typing import Any
 
-from adapters.base import HttpResponse, ModelRequest, Reply
+from adapters.base import HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none, value_text
 from adapters.failures import FromDocument
-from adapters.heard import Heard, Kind
-from adapters.streaming import EventAccumulator, interrupted
+from adapters.names import ToolNames
+from adapters.streaming import EventAccumulator, interrupted, said
 from orchestrator.domain.transcript import JsonObject
 
 _USAGE = ("usage", "x_groq")
 _SET_ONCE = ("role", "id", "name", "type", "phase", "channel")  # texts that come whole; all others come in pieces
-_PROGRESS: dict[str, Kind] = {
-    "content": "text",
-    "reasoning_content": "reasoning",
-    "reasoning": "reasoning",
-    "refusal": "refusal",
-}
+_PROGRESS = {"content": "text", "reasoning_content": "reasoning", "reasoning": "reasoning", "refusal": "refusal"}
 
 
 class ChatAccumulator(EventAccumulator):
@@ -29,13 +24,14 @@ class ChatAccumulator(EventAccumulator):
     def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
         self._from_document = from_document
+        self._names = ToolNames(request.tools)
         self._top: JsonObject = {}
         self._known = False  # its id and model
         self._message = _Pieces()
         self._calls = _Calls()
         self._reason: str | None = None
 
-    def take(self, event: str, document: Any, heard: Heard) -> None:
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
         chunk = as_object(document)
         if chunk.get("error") or event == "error" or chunk.get("object") == "error":
             self._top["error"] = chunk.get("error") or chunk
@@ -48,7 +44,7 @@ class ChatAccumulator(EventAccumulator):
                 self._top[name] = chunk[name]
         for choice in as_list(chunk.get("choices")):
             if isinstance(choice, dict) and choice.get("index") in (0, None):
-                self._choice(choice, heard)
+                self._choice(choice, progress)
 
     def _identify(self, chunk: JsonObject) -> None:
         for name in ("id", "model"):  # the first chunks of some servers have empty ones
@@ -80,7 +76,7 @@ class ChatAccumulator(EventAccumulator):
     def document_reply(self, document: Any) -> Reply:
         return self._from_document(document, self.head, self.request)
 
-    def _choice(self, choice: JsonObject, heard: Heard) -> None:
+    def _choice(self, choice: JsonObject, progress: list[Progress]) -> None:
         if choice.get("error"):
             self._top["error"] = choice["error"]
         reason = text_or_none(choice.get("finish_reason"))
@@ -95,11 +91,11 @@ class ChatAccumulator(EventAccumulator):
                 continue
             if name == "tool_calls":
                 if value:
-                    self._calls.add(value, heard)
+                    self._calls.add(value, progress, self._names)
                 continue
             self._message.add(name, value)
             if value and name in _PROGRESS and isinstance(value, str):
-                heard.say(_PROGRESS[name], value)
+                progress.append(Progress(_PROGRESS[name], said(value)))  # type: ignore[arg-type]
 
     def _document(self) -> JsonObject:
         message = {"role": "assistant", "content": None, **self._message.whole()}
@@ -217,7 +213,7 @@ class _Calls:
         self.any = False
         self._junk = False
 
-    def add(self, entries: Any, heard: Heard) -> None:
+    def add(self, entries: Any, progress: list[Progress], names: ToolNames) -> None:
         self.any = True
         if not isinstance(entries, list):
             self._junk = True
@@ -230,7 +226,7 @@ class _Calls:
             unnamed = not call.name
             call.add(entry)
             if unnamed and call.name:
-                heard.call(call.name)
+                progress.append(Progress("call", name=names.from_wire(said(call.name))))
 
     def _find(self, entry: JsonObject) -> _Call:
         index, call_id = entry.get("index"), as_text(entry.get("id"))

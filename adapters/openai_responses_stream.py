@@ -7,11 +7,11 @@ were explicitly done stand in for it. Deltas are shown to the observer and, for 
 from io import StringIO
 from typing import Any
 
-from adapters.base import HttpResponse, ModelRequest, Reply
+from adapters.base import HttpResponse, ModelRequest, Progress, Reply
 from adapters.documents import UnreadableBody, as_list, as_object, as_text, storable, text_or_none
 from adapters.failures import FromDocument
-from adapters.heard import Heard
-from adapters.streaming import EventAccumulator, interrupted
+from adapters.names import ToolNames
+from adapters.streaming import EventAccumulator, interrupted, said
 from orchestrator.domain.transcript import JsonObject
 
 _TERMINAL = {
@@ -38,23 +38,24 @@ class ResponsesAccumulator(EventAccumulator):
     def __init__(self, head: HttpResponse, request: ModelRequest, from_document: FromDocument) -> None:
         super().__init__(head, request)
         self._from_document = from_document
+        self._names = ToolNames(request.tools)
         self._response: JsonObject = {}  # the latest state of the response object
         self._items: dict[Any, _Item] = {}
         self._error: Any = None
 
-    def take(self, event: str, document: Any, heard: Heard) -> None:
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
         data = as_object(document)
         kind = as_text(data.get("type")) or event
         if kind == _TEXT:
-            self._text(data, "text", heard)
+            self._text(data, "text", progress)
         elif kind == _REFUSAL:
-            self._text(data, "refusal", heard)
+            self._text(data, "refusal", progress)
         elif kind in _REASONING:
-            heard.say("reasoning", data.get("delta"))
+            progress.append(Progress("reasoning", said(data.get("delta"))))
         elif kind in _ARGUMENTS_DONE:
             self._item(data).arguments = data.get(_ARGUMENTS_DONE[kind])
         elif kind == "response.output_item.added":
-            self._added(data, heard)
+            self._added(data, progress)
         elif kind == "response.output_item.done":
             self._item(data).finish(as_object(data.get("item")))
         elif kind == "error" or (data.get("error") and not kind.startswith("response.")):
@@ -83,17 +84,17 @@ class ResponsesAccumulator(EventAccumulator):
         key = index if isinstance(index, int) else text_or_none(data.get("item_id")) or text_or_none(item.get("id"))
         return self._items.setdefault(key, _Item())
 
-    def _added(self, data: JsonObject, heard: Heard) -> None:
+    def _added(self, data: JsonObject, progress: list[Progress]) -> None:
         item = as_object(data.get("item"))
         self._item(data).added = item
         if item.get("type") in _CALLS:
-            heard.call(item.get("name"))
+            progress.append(Progress("call", name=self._names.from_wire(said(item.get("name")))))
 
-    def _text(self, data: JsonObject, part: str, heard: Heard) -> None:
+    def _text(self, data: JsonObject, part: str, progress: list[Progress]) -> None:
         delta = data.get("delta")
         if isinstance(delta, str) and delta:
             self._item(data).text(data.get("content_index"), part, delta)
-            heard.say("refusal" if part == "refusal" else "text", delta)
+            progress.append(Progress("refusal" if part == "refusal" else "text", said(delta)))
 
     def _failed(self, data: JsonObject) -> None:
         """Real traffic nests the error, the documented form is flat, some servers send it without a type."""

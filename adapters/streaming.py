@@ -10,10 +10,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from adapters.base import Completion, HttpResponse, ModelRequest, Progress, Reply
-from adapters.documents import UnreadableBody, read_event, read_json
+from adapters.documents import UnreadableBody, clean_text, read_event, read_json
 from adapters.failures import INTERRUPTED, protocol_failure
-from adapters.heard import Heard
-from adapters.names import ToolNames
 from adapters.runs import joined, seam_of
 from orchestrator.domain.transcript import JsonObject
 
@@ -131,7 +129,6 @@ class EventAccumulator(ABC):
         self.done = False
         self.head = head
         self.request = request
-        self._names = ToolNames(request.tools)
         self._decoder = SseDecoder()
         self._looks = _LOOKS
         self._any = False  # the body is a stream of events
@@ -139,7 +136,7 @@ class EventAccumulator(ABC):
         self._cut = False
 
     def feed(self, chunk: bytes) -> Sequence[Progress]:
-        heard = Heard(self._names)
+        progress: list[Progress] = []
         if not self.done:
             pending = self._decoder.pairs(chunk)
             if len(pending) >= _MANY and self._looks and len(pending[-1][1]) <= _SHORT:
@@ -147,20 +144,20 @@ class EventAccumulator(ABC):
                 self._decoder.seam = seam_of(*pending[-1], self.grows) or self._decoder.seam
             pending.reverse()
             while pending and not self.done:
-                self._parse(pending, heard)
-        return heard.told()
+                self._parse(pending, progress)
+        return progress
 
     def finish(self) -> Reply:
         if not self.done:
             pending = self._decoder.last_pairs()
             while pending:
-                self._cut = not self._parse(pending, Heard(self._names))
+                self._cut = not self._parse(pending, [])
         bare = self._bare()
         if not self._any:
             reply = self.document_reply(bare)
             return reply if self._decoder.junk else interrupted(reply)
         if isinstance(bare, dict) and bare.get("error") and not self.done:
-            self.take("error", bare, Heard(self._names))
+            self.take("error", bare, [])
         reply = self.result()
         if reply.completion is Completion.API_FAILURE:
             return replace(reply, items=())  # half an item must never be carried back
@@ -169,8 +166,8 @@ class EventAccumulator(ABC):
         return interrupted(reply) if self._cut else interrupted(reply, "UNREADABLE_BODY")
 
     @abstractmethod
-    def take(self, event: str, document: Any, heard: Heard) -> None:
-        """One event; `event` is its name or empty. Sets `done` at the explicit end, fills `heard`, never raises."""
+    def take(self, event: str, document: Any, progress: list[Progress]) -> None:
+        """One event; `event` is its name or empty. Sets `done` at the explicit end, fills `progress`, never raises."""
 
     def grows(self, event: str, document: Any) -> tuple[JsonObject, str] | None:
         """The object and key of a text, where all that the event does is add that text to what came before.
@@ -187,7 +184,7 @@ class EventAccumulator(ABC):
     def document_reply(self, document: Any) -> Reply:
         """The reply for a body of one JSON document instead of a stream; None where it was not even that."""
 
-    def _parse(self, pending: list[tuple[str, bytes]], heard: Heard) -> bool:
+    def _parse(self, pending: list[tuple[str, bytes]], progress: list[Progress]) -> bool:
         """The last of `pending`. An event can be the whole reply, so no form of it outlives the next one."""
         self._any = True
         name, data = pending.pop()
@@ -199,7 +196,7 @@ class EventAccumulator(ABC):
         except (UnicodeDecodeError, UnreadableBody):
             return self._no_json(text and text.strip())
         del text
-        self.take(name, document, heard)
+        self.take(name, document, progress)
         return True
 
     def _may_double(self, text: str) -> bool:
@@ -225,6 +222,11 @@ class EventAccumulator(ABC):
             return read_json(b"\n".join(junk))
         except UnreadableBody:
             return None
+
+
+def said(text: Any) -> str:
+    """A piece of text for `Progress`: storable, whatever the server sent."""
+    return clean_text(text) if isinstance(text, str) else ""
 
 
 def interrupted(reply: Reply, code: str = INTERRUPTED) -> Reply:
