@@ -103,8 +103,10 @@ class Feed:
                 found += [message for raw in taken or () if (message := _opened(raw)) is not None]
         return found
 
-    def numbers(self, parents: int, left: float) -> list[list[int]]:
-        """For each parent, operations to submit so that there are enough in flight for that share of the run."""
+    def numbers(self, parents: int, left: float, more: int) -> list[list[int]]:
+        """For each parent, operations to submit so that there are enough in flight for that share of the run, or `more`
+        at least.
+        """
         given: list[list[int]] = [[] for _ in range(parents)]
         if left <= 0 or time.monotonic() - self._counted < COUNT:
             return given
@@ -113,7 +115,7 @@ class Feed:
             return given
         enough = self._in_flight * min(1.0, 0.3 + left)
         wanted = int(enough) - live[0][0] - (self.submitted - self._known())
-        for _ in range(max(0, wanted)):
+        for _ in range(max(more, wanted)):
             given[self.submitted % parents].append(self.submitted)
             self.submitted += 1
         scripts = [script(self._seed, number) for numbers in given for number in numbers]

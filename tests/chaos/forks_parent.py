@@ -28,6 +28,7 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ SHOT = 0.03  # seconds, on average, until a child is killed at random
 SWEEP = 1.5  # the same for a sweeper
 LOW = 8  # rows of a kind, due for this parent, below which some children get further before they die, for more of them
 PUSHING = 0.6  # the others among them
+LAG = 0.03  # of its number, by which a point may lag behind others
 FAR = (3, 6)  # at which hit they die
 PASSED_OFTEN = ("turn.", "read.", "write.", "check.")  # by a child that has the time
 
@@ -202,7 +204,7 @@ class Parent:
         drawn = self._random.random()
         if drawn < self._shots and ready:
             return self._job(self._random.choice(ready)), self._random.expovariate(1 / SHOT)
-        pushed = self._abundant() if drawn > PUSHING else None
+        pushed = self._abundant(ready) if drawn > PUSHING else None
         possible = [
             (point, kind)
             for point in self._points
@@ -221,10 +223,10 @@ class Parent:
             return 1
         return min(self._random.randint(*FAR), 1 + len(self._messages[kind]) // 3)
 
-    def _abundant(self) -> str | None:
-        """What there is enough of, if there is little of something else: working on it makes more of that."""
+    def _abundant(self, ready: Sequence[str]) -> str | None:
+        """What there is most of, if there is little of something else: working on it makes more of that."""
         waiting = {kind: len(self._messages[kind]) for kind in HINTED}
-        if min(waiting["turns"], waiting["reads"], waiting["starts"]) >= LOW:
+        if min(waiting["turns"], waiting["reads"], waiting["starts"]) >= LOW and not self._starved(ready):
             return None
         if waiting["starts"] < LOW <= 2 * waiting["checks"]:
             return "checks"
@@ -232,6 +234,12 @@ class Parent:
         if self._waiting("submit") and waiting[most] < 3 * LOW:
             return "submit"
         return most if waiting[most] > LOW else None
+
+    def _starved(self, ready: Sequence[str]) -> bool:
+        """Whether a point lags behind because nothing leads to it at the moment, as with approvals."""
+        fractions = {point: self._fraction(point) for point in self._points}
+        reached = [fractions[point] for point in self._points if set(kinds_of(point)) & {*ready, "sweep", "migrate"}]
+        return bool(reached) and min(fractions.values()) < min(reached) - LAG
 
     def _waiting(self, kind: str) -> int:
         match kind:

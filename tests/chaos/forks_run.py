@@ -14,6 +14,7 @@ from tests.chaos.world import World, wait_until
 
 Say = Callable[[str], None]
 ASLEEP = 50  # zombies at once
+LAG, MORE = 5, 10  # kills of submissions that may be too few, and then so many more submissions
 FEED = 0.15  # seconds between two orders
 LOOK = 3.0  # seconds between two looks at the ledger
 PROGRESS = 5.0
@@ -178,7 +179,9 @@ class Run:
 
     def _feed(self, left: float, zombies: int) -> None:
         number = len(self._parents)
-        numbers = self.feed.numbers(number, left)
+        few = self.ends["kill", "submit.committed"] < self._least.get("submit.committed", 0) * (1 - left) - LAG
+        idle = not any(parent.waiting.get("submit") for parent in self._parents)
+        numbers = self.feed.numbers(number, left, MORE if few and idle else 0)
         approvals, messages = self.feed.approvals(number), self.feed.messages(number)
         underway = self.feed.asleep + sum(parent.waiting.get("zombies", 0) for parent in self._parents)
         share = -(-max(0, min(ASLEEP, zombies) - underway) // number)

@@ -23,9 +23,10 @@ def script(seed: int, number: int) -> dict[str, Any]:
         wanted.append(["look", chosen.choice(("look", "look", "narrow"))])
     wanted.append(chosen.choices(("pay_keyed", "pay_both"), (3, 1), k=chosen.choice((1, 2))))
     if chosen.random() < 0.5:
-        wanted.append(["pay_asked"] * chosen.choice((1, 2)))
+        wanted.append(["pay_asked"] * chosen.choice((1, 2, 3)))
     if chosen.random() < 0.35:
         wanted.append([chosen.choices(("pay_lookup", "pay_blind"), (5, 1))[0]])
+    chosen.shuffle(wanted)
     turns = [_calls(seed, number, turn, names) for turn, names in enumerate(wanted)]
     for turn in turns:
         if chosen.random() < 0.2:
