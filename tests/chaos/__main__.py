@@ -2,10 +2,12 @@
 
     python -m tests.chaos --kills 300 --seed 1 [--faults kill,flush,broker,stop,dup,pg,zombie] [--each N] [--json]
     python -m tests.chaos --kills 10000 --per-point 300 --zombies 200 --harness fork --json
+    python -m tests.chaos --short --seed 7 --json
 
 `--harness real` kills real Celery workers, about one in a second; `fork` forks of a process that has imported
 everything, dozens in a second (see `forks`); `both` is REAL real ones and the rest forks, and the default where there
 are more than that. `--each`, `proxy` and `--workers` are of the real one.
+`--short` and `--long` are all of it together, as `campaign` says.
 `--faults ...,proxy` puts proxies before every server; with nothing to be killed the run lasts for `--seconds`.
 Exit status 1 when something was lost, doubled or left behind; then seed, last failpoint and the command are printed.
 """
@@ -19,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import forks
+from tests.chaos import campaign, forks
 from tests.chaos.faults import EVERY, LEDGER, Faults
 from tests.chaos.world import PROXIED, World, world
 
@@ -50,6 +52,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         rested = here.rest()
         found = here.verify()
         report = _report(options.seed, found, faults, here)
+        if few := _too_few(options, faults):
+            report["failure"] = few
         if not rested:
             report["failure"] = "it did not come to rest"
         if options.keep:
@@ -75,6 +79,17 @@ def _disturb(here: World, faults: Faults, options: argparse.Namespace, since: fl
             said = faults.killed()
             _say(f"{said} kills after {time.monotonic() - since:.0f} s")
         time.sleep(0.03)
+
+
+def _too_few(options: argparse.Namespace, faults: Faults) -> str:
+    """Where a number of each was asked for, what there was too little of when the seconds were over; else ""."""
+    if not options.each:
+        return ""
+    few = {kind: faults.done[kind] for kind in set(options.faults.split(",")) & EVERY.keys()}
+    few = {kind: number for kind, number in few.items() if number < options.each}
+    if faults.killed() < options.kills:
+        few["kill"] = faults.killed()
+    return f"too few: {few}" if few else ""
 
 
 def _report(seed: int, found: dict[str, Any], faults: Faults, here: World) -> dict[str, Any]:
@@ -150,8 +165,26 @@ def _command(options: argparse.Namespace, harness: str) -> str:
     return f"{command} --json"
 
 
+def _campaign(options: argparse.Namespace) -> int:
+    name, lanes = ("--short", campaign.SHORT) if options.short else ("--long", campaign.LONG)
+    report = campaign.run(lanes, options.seed, _say)
+    return _end(report, f"python -m tests.chaos {name} --seed {options.seed} --json", as_json=options.json)
+
+
+def _end(report: dict[str, Any], command: str, *, as_json: bool) -> int:
+    """Print it; the exit status."""
+    print(json.dumps(report) if as_json else json.dumps(report, indent=2))
+    failed = bool(report["violations"]) or "failure" in report
+    if failed:
+        _complain(report, command)
+    return 1 if failed else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    whole = parser.add_mutually_exclusive_group()
+    whole.add_argument("--short", action="store_true", help="all harnesses, as in CI; takes --seed and --json")
+    whole.add_argument("--long", action="store_true", help="the same, for up to 80 minutes")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", default=",".join(KINDS))
@@ -165,6 +198,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="copy logs, ledger and failpoints there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.short or options.long:
+        return _campaign(options)
     harness = _harness(options)
     command = _command(options, harness)
     match harness:
@@ -174,11 +209,7 @@ def main() -> int:
             report = _both(options)
         case _:
             report = run(options)
-    print(json.dumps(report) if options.json else json.dumps(report, indent=2))
-    failed = bool(report["violations"]) or "failure" in report
-    if failed:
-        _complain(report, command)
-    return 1 if failed else 0
+    return _end(report, command, as_json=options.json)
 
 
 if __name__ == "__main__":

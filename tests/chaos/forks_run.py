@@ -108,6 +108,10 @@ class Run:
         """Points that have not killed as often as they must."""
         return [point for point, least in self._least.items() if self.ends["kill", point] < least]
 
+    def _short(self) -> float:
+        """The share of its kills that the most backward point still lacks."""
+        return max((1 - self.ends["kill", point] / least for point, least in self._least.items() if least), default=0.0)
+
     def wait_ready(self) -> None:
         def ready() -> bool:
             for parent in self._parents:
@@ -120,7 +124,7 @@ class Run:
 
     def kill(self, kills: int, zombies: int, seconds: float, faults: Sequence[str], *, stop_on_violation: bool) -> None:
         while time.monotonic() - self._since < seconds:
-            self._step(1 - self.kills / kills, max(0, zombies - self.zombies))
+            self._step(max(1 - self.kills / kills, self._short()), max(0, zombies - self.zombies))
             if self.kills >= kills and self.zombies >= zombies and not self.few():
                 return
             for kind in faults:
@@ -169,6 +173,7 @@ class Run:
         if now - self._fed > FEED:
             self._fed = now
             self.feed.wake()
+            self.feed.hurry()
             self._feed(left, zombies)
         if now - self._said > PROGRESS:
             self._said = now

@@ -16,12 +16,13 @@ def _calls(seed: int, number: int, turn: int, names: list[str]) -> dict[str, Any
 
 
 def script(seed: int, number: int) -> dict[str, Any]:
-    """Reads, writes of every kind and approvals, in one to four turns."""
+    """Reads, writes of every kind and approvals, in two to five turns."""
     chosen = random.Random(f"{seed}:{number}")
     wanted: list[list[str]] = []
     if chosen.random() < 0.7:
         wanted.append(["look", chosen.choice(("look", "look", "narrow"))])
     wanted.append(chosen.choices(("pay_keyed", "pay_both"), (3, 1), k=chosen.choice((1, 2))))
+    wanted.append(["pay_free"] * chosen.randint(2, 5))
     if chosen.random() < 0.5:
         wanted.append(["pay_asked"] * chosen.choice((1, 2, 3)))
     if chosen.random() < 0.35:
