@@ -49,6 +49,7 @@ SWEEP = 1.5  # the same for a sweeper
 LOW = 8  # rows of a kind, due for this parent, below which some children get further before they die, for more of them
 PUSHING = 0.6  # the others among them
 LAG = 0.03  # of its number, by which a point may lag behind others
+LEAD = 0.1  # the same, by which one may be ahead of the last
 FAR = (3, 6)  # at which hit they die
 PASSED_OFTEN = ("turn.", "read.", "write.", "check.")  # by a child that has the time
 
@@ -212,8 +213,8 @@ class Parent:
             if kind in ready or (kind == "migrate" and not self._is_migrating())
             if pushed in (None, kind)
         ]
-        if possible:
-            point, kind = min(possible, key=lambda each: (self._fraction(each[0]), self._random.random()))
+        point, kind = min(possible, key=lambda each: (self._fraction(each[0]), self._random.random()), default=("", ""))
+        if point and not self._ahead(point):
             return self._job(kind, point, self._far(kind, point) if pushed else 1), None
         return (self._job(pushed or self._random.choice(ready)) if ready else None), None
 
@@ -240,6 +241,11 @@ class Parent:
         fractions = {point: self._fraction(point) for point in self._points}
         reached = [fractions[point] for point in self._points if set(kinds_of(point)) & {*ready, "sweep", "migrate"}]
         return bool(reached) and min(fractions.values()) < min(reached) - LAG
+
+    def _ahead(self, point: str) -> bool:
+        """Whether work had better be done than killed here: others lag behind, and work leads to them."""
+        fraction = self._fraction(point)
+        return fraction > LEAD + min(self._fraction(each) for each in self._points)
 
     def _waiting(self, kind: str) -> int:
         match kind:

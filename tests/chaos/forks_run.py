@@ -95,6 +95,7 @@ class Run:
         self.ends: Counter[tuple[str, str]] = Counter()  # (how, point it was armed with, or kind of work)
         self.cpu: Counter[tuple[str, str]] = Counter()  # the same, in milliseconds
         self.zombies = 0
+        self._share = 0.0  # of the kills that are wanted
         self.faults: Counter[str] = Counter()
         self._parents, self._least, self._say = parents, least, say
         self._doubles = Doubles(here.ledger.path)
@@ -124,6 +125,7 @@ class Run:
 
     def kill(self, kills: int, zombies: int, seconds: float, faults: Sequence[str], *, stop_on_violation: bool) -> None:
         while time.monotonic() - self._since < seconds:
+            self._share = min(1.0, self.kills / kills)
             self._step(max(1 - self.kills / kills, self._short()), max(0, zombies - self.zombies))
             if self.kills >= kills and self.zombies >= zombies and not self.few():
                 return
@@ -184,7 +186,8 @@ class Run:
 
     def _feed(self, left: float, zombies: int) -> None:
         number = len(self._parents)
-        few = self.ends["kill", "submit.committed"] < self._least.get("submit.committed", 0) * (1 - left) - LAG
+        due = self._least.get("submit.committed", 0) * self._share
+        few = left > 0 and self.ends["kill", "submit.committed"] < due - LAG * (self._share < 1)
         idle = not any(parent.waiting.get("submit") for parent in self._parents)
         numbers = self.feed.numbers(number, left, MORE if few and idle else 0)
         approvals, messages = self.feed.approvals(number), self.feed.messages(number)

@@ -22,7 +22,7 @@ def script(seed: int, number: int) -> dict[str, Any]:
     if chosen.random() < 0.7:
         wanted.append(["look", chosen.choice(("look", "look", "narrow"))])
     wanted.append(chosen.choices(("pay_keyed", "pay_both"), (3, 1), k=chosen.choice((1, 2))))
-    wanted.append(["pay_free"] * chosen.randint(2, 5))
+    wanted.append(["pay_free"] * chosen.randint(2, 4))
     if chosen.random() < 0.5:
         wanted.append(["pay_asked"] * chosen.choice((1, 2, 3)))
     if chosen.random() < 0.35:

@@ -36,11 +36,19 @@ QUEUES = ("turnqueue:writes", "turnqueue:reads", "turnqueue:orchestrator")
 
 
 class Desk:
-    """Shared by all processes of a run: who is at work. One byte each."""
+    """Shared by all processes of a run: who is at work, one byte each, and how many rounds the people have made."""
 
     def __init__(self, places: int) -> None:
-        self._bytes = mmap.mmap(-1, places)
+        self._bytes = mmap.mmap(-1, places + 1)
         self._places = places
+
+    @property
+    def rounds(self) -> int:
+        """Modulo 256."""
+        return self._bytes[self._places]
+
+    def end_round(self) -> None:
+        self._bytes[self._places] = (self.rounds + 1) % 256
 
     def mark(self, place: int, *, busy: bool) -> None:
         self._bytes[place] = int(busy)
@@ -69,18 +77,19 @@ def work(broker: redis.Redis, busy: Callable[[bool], None]) -> None:
         busy(False)
 
 
-def sweep(pause: float, busy: Callable[[bool], None]) -> None:
-    """Rounds of the sweeper without its lock: each repair must hold whoever else repairs."""
+def sweep(pause: float) -> None:
+    """Rounds of the sweeper without its lock: each repair must hold whoever else repairs.
+
+    Nobody asks whether it is at work: what it has still to do is due, and so the run is not at rest.
+    """
     root = tasks.process_app()
     while True:
-        busy(True)
         try:
             sweeper.run_once(root)
         except TurnqueueError as error:
             print(error.code, file=sys.stderr)
         except Exception:  # noqa: BLE001 - said in the log, and everything goes on
             _crashed()
-        busy(False)
         time.sleep(pause)
 
 
@@ -232,7 +241,7 @@ class People:
         return bool(found)
 
 
-def live_among_people(people: People, busy: Callable[[bool], None]) -> None:
+def live_among_people(people: People, desk: Desk, busy: Callable[[bool], None]) -> None:
     while True:
         try:
             busy(people.step())
@@ -240,6 +249,7 @@ def live_among_people(people: People, busy: Callable[[bool], None]) -> None:
             print(error.code, file=sys.stderr)
         except Exception:  # noqa: BLE001 - said in the log, and everything goes on
             _crashed()
+        desk.end_round()
         time.sleep(people.pace)
 
 

@@ -39,7 +39,7 @@ from tests.chaos.verify import always, check, counts
 from tests.chaos.world import Ledger
 
 POLL = 0.03
-QUIET = 0.3  # seconds of it until a run has come to rest
+QUIET = 0.3  # seconds of it until a run has come to rest, with a whole round of the people, who may be between two acts
 STUCK = 500  # polls in which nothing changes although something is due; the longest wait for a slot is 8 s
 BROKEN = 25  # times that the network breaks something; then it is well again
 PATIENCE = 8.0  # seconds for a crowd to gather; the system itself waits 10 s for a lock
@@ -110,7 +110,7 @@ class Run:
         """`database`: for the people, who are not behind the bad network."""
         starts: list[tuple[str, Callable[[Callable[[bool], None]], None]]] = []
         starts += [("worker", lambda busy: work(self.broker, busy))] * self.scenario.workers
-        starts += [("sweeper", lambda busy: sweep(self.scenario.sweep, busy))] * self.scenario.sweepers
+        starts += [("sweeper", lambda _busy: sweep(self.scenario.sweep))] * self.scenario.sweepers
         starts += [("people", lambda busy: self._people(database, busy))]
         for place, (name, start) in enumerate(starts):
             self.children.append(Child(f"{name}{place}", place, self._job(start, place)))
@@ -132,7 +132,7 @@ class Run:
         os.environ["TURNQUEUE_DATABASE_URL"] = database
         root = tasks.process_app()
         root.sync_slots()
-        live_among_people(People(root, self.scenario, self.seed, self.folder, dsn(database)), busy)
+        live_among_people(People(root, self.scenario, self.seed, self.folder, dsn(database)), self.desk, busy)
 
     def _fork(self, child: Child) -> None:
         parent = os.getpid()
@@ -240,7 +240,7 @@ class Run:
     def go(self) -> list[Row]:
         """Until something is wrong, or it has come to rest; what is wrong then."""
         until = time.monotonic() + self.scenario.rest
-        quiet: float | None = None
+        quiet: tuple[float, int] | None = None
         mark: Any = None
         looked, unchanged = time.monotonic(), 0
         while True:
@@ -255,8 +255,8 @@ class Run:
             if not still or (restless and (self.scenario.sweepers or self._has_hints())):
                 quiet = None
             elif quiet is None:
-                quiet = now
-            elif now - quiet > QUIET:
+                quiet = now, self.desk.rounds
+            elif now - quiet[0] > QUIET and (self.desk.rounds - quiet[1]) % 256 > 1:
                 return [*self.wrong_at_rest(), *_stuck("nobody will ever do what is due" if restless else "")]
             if now - looked > LOOK:
                 looked = now
