@@ -39,13 +39,11 @@ class Worker:
     concurrency: int = 8
     pool: str = "threads"
     log_level: str = "INFO"
-    options: Sequence[str] = ()
 
     def process(self, app: str = CELERY_APP) -> Process:
         """The command that runs this worker."""
-        argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-Q", ",".join(self.queues), "-P", self.pool]
-        argv += ["-c", str(self.concurrency), "-n", f"{self.name}@%h", "--without-gossip", "--without-mingle"]
-        argv += ["-l", self.log_level, *self.options]
+        argv = [sys.executable, "-m", "orchestrator.worker", "-A", app, "-Q", ",".join(self.queues), "-P", self.pool]
+        argv += ["-c", str(self.concurrency), "-n", f"{self.name}@%h", "-l", self.log_level]
         return Process(self.name, tuple(argv), ready=CELERY_READY)
 
 

@@ -1,10 +1,10 @@
-"""docs/acceptance.md: every test that it names exists, and no listed line of the articles is missing."""
+"""docs/acceptance.md: no listed line of the articles is missing."""
 
 import re
 
 import pytest
 
-from tests.acceptance.references import listed_lines, missing, referenced
+from tests.acceptance.references import listed_lines
 from tests.shared import ROOT, shared
 
 PAGE = "docs/acceptance.md"
@@ -20,11 +20,6 @@ def rows() -> dict[str, str]:
             assert row[1] not in found, f"{row[1]} stands there twice"
             found[row[1]] = row[2]
     return found
-
-
-def test_every_test_exists() -> None:
-    assert missing(PAGE) == []
-    assert len(referenced(PAGE)) > 100
 
 
 @pytest.mark.parametrize("number", ARTICLES)

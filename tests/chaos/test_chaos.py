@@ -5,6 +5,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 ZEROS = (
     "duplicate_effects", "lost_operations", "unresolved_started", "audit_breaks", "slot_overruns", "other_violations",
 )  # fmt: skip
@@ -21,5 +23,6 @@ def run(arguments: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.campaign
 def test_a_short_run_leaves_nothing_lost_doubled_or_open() -> None:
     assert run("--kills 30 --seed 5 --faults kill,flush,stop,dup,zombie --seconds 60")["kills"] > 0

@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.campaign
 def test_a_run_of_lost_commits_breaks_nothing() -> None:
     command = "-m tests.chaos.commits --lost 200 --terminations 80 --seed 4 --seconds 120 --json"
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, check=False)

@@ -226,7 +226,7 @@ def test_up_leaves_nothing_running(starting: Callable[..., Shown], home: Path) -
     up = starting("up", "--quiet")
     up.until("Ready.")
     commands = " ".join(_of(home).values())
-    for part in ("celery", "orchestrator.sweeper", "examples.scripted_model"):
+    for part in ("orchestrator.worker", "orchestrator.sweeper", "examples.scripted_model"):
         assert re.search(re.escape(part), commands), part
     assert up.end(signal.SIGTERM).code == 0
     assert _of(home) == {}

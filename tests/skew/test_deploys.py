@@ -15,7 +15,7 @@ from store.tables import SCHEMA_VERSION
 from tests.skew.release import FIRST, Release, before, known, need_history, of_commit, of_the_future, of_working_tree
 from tests.skew.world import Yard, yard
 
-EACH = int(os.environ.get("SKEW_OPERATIONS", "25"))  # operations that cross a deploy in one direction, per release
+EACH = int(os.environ.get("SKEW_OPERATIONS", "12"))  # operations that cross a deploy in one direction, per release
 
 
 @pytest.fixture(scope="module")
