@@ -46,12 +46,12 @@ SHORT = (
     ),
 )
 LONG = (
-    (Part("forks", "--harness fork --kills 80000 --per-point 2400 --zombies 1600"),),
+    (Part("forks", "--harness fork --kills 60000 --per-point 1800 --zombies 1200"),),
     (
-        Part("workers", "--harness real --kills 600 --each 60 --seconds 3600"),
-        Part("commits", "--lost 8000 --terminations 4000 --seconds 3600", "tests.chaos.commits"),
+        Part("workers", "--harness real --kills 400 --each 40 --seconds 3600"),
+        Part("commits", "--lost 5000 --terminations 2500 --seconds 3600", "tests.chaos.commits"),
         Part("network", "--faults proxy --seconds 300"),
-        Part("rabbitmq", "--harness real --kills 100 --seconds 900", env={"TQ_TEST_BROKER": "amqp"}),
+        Part("rabbitmq", "--harness real --kills 100 --each 5 --seconds 900", env={"TQ_TEST_BROKER": "amqp"}),
     ),
 )
 

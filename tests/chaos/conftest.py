@@ -58,10 +58,15 @@ def desk(
     """The application behind the proxy."""
     monkeypatch.setenv("LAB_URL", lab_server.url)
     monkeypatch.setenv("LAB_MODEL_URL", f"{model.url}/v1")
+    monkeypatch.setenv("LAB_COMPLETION_KEY", "k" * 40)
     registry = Registry()
     registry.add(*lab.TOOLS)
     url = through(database_url, proxy.address)
-    app = App(Settings(database_url=url, broker_url=broker_url, lease_seconds=60.0, hint_limit=100_000), registry)
+    settings = Settings(
+        database_url=url, broker_url=broker_url, lease_seconds=60.0, hint_limit=100_000,
+        completion_key_env="LAB_COMPLETION_KEY",
+    )  # fmt: skip
+    app = App(settings, registry)
     app.sync_slots()
     opened = Desk(app, model, lab_server)
     for table in ("operations", "calls", "actions"):  # what earlier tests left is not due in this one

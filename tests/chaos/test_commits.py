@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator import commands, settling
+from orchestrator.completion import token
 from orchestrator.domain.errors import CommitUnknown, Unavailable
 from store import db
 from tests.chaos.lost import LOST, kinds, submission
@@ -74,6 +75,22 @@ def _paid(desk: Desk) -> str:
     return operation
 
 
+def _accepted(desk: Desk) -> str:
+    operation = desk.submit(calls(call("checked")), DONE)
+    desk.lab.will(status=202, json={"id": "job-9"})
+    desk.advance(operation)
+    desk.step("writes")
+    assert desk.action(operation).state == "PENDING"
+    return operation
+
+
+def _complete(desk: Desk, operation: str) -> None:
+    action = desk.action(operation)
+    sealed = token(desk.app.settings, action.action_id, action.idempotency_key)
+    assert sealed is not None
+    settling.complete(desk.app, action.action_id, sealed, settling.Completed({"id": "r-9", "text": "done"}))
+
+
 def _resolve(desk: Desk, operation: str) -> None:
     settling.resolve(
         desk.app, desk.action(operation).action_id, settling.Verdict("not_applied", "looked it up"), by="olga"
@@ -92,6 +109,7 @@ VERBS: dict[str, tuple[Callable[[Desk], str], Verb, str]] = {
     "amend": (_waiting, lambda desk, o: commands.amend(desk.app, o, "No, the other."), "operation.amended"),
     "cancel": (_waiting, lambda desk, o: commands.cancel(desk.app, o), "operation.cancel_requested"),
     "resolve": (_unknown, _resolve, "action.resolved"),
+    "complete": (_accepted, _complete, "action.reported"),
     "compensate": (_paid, _compensate, "action.compensating"),
 }
 REFUSALS = {"approval.refused", "question.refused"}
