@@ -48,12 +48,13 @@ def test_twice_in_one_directory(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--provider", "openai-chat", "--stream"),
-        ("--provider", "anthropic-messages"),
-        ("--provider", "gemini-generate"),
-        ("--provider", "gemini-interactions", "--stream"),
+        pytest.param(("--provider", "openai-chat", "--stream"), id="openai-chat"),
+        pytest.param(("--provider", "anthropic-messages"), id="anthropic-messages", marks=pytest.mark.campaign),
+        pytest.param(("--provider", "gemini-generate"), id="gemini-generate", marks=pytest.mark.campaign),
+        pytest.param(
+            ("--provider", "gemini-interactions", "--stream"), id="gemini-interactions", marks=pytest.mark.campaign
+        ),
     ],
-    ids=lambda options: "-".join(options[1:]),
 )
 def test_on_each_provider(options: tuple[str, ...], shell: Shell) -> None:
     check(shell("demo", "--yes", "--json", *options))

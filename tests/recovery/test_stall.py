@@ -95,7 +95,7 @@ def go_deaf(acted: Stage, worker: str, how: str) -> None:
     wait_until(lambda: not file.exists())
 
 
-@pytest.mark.parametrize("how", ["cancel", "hang"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("hang", marks=pytest.mark.campaign)])
 def test_a_worker_that_goes_deaf_is_replaced_and_the_work_ends(
     own: tuple[EmbeddedServers, Servers], acted: Stage, how: str
 ) -> None:

@@ -59,7 +59,9 @@ def test_turns_in_flight_are_finished_and_no_more_are_claimed(acted: Stage) -> N
     assert {len(view.requests) for view in acted.finish(*operations)} == {1}, "no turn was asked twice"
 
 
-@pytest.mark.parametrize("tool", ["look", "pay_keyed", "pay_lookup"])
+@pytest.mark.parametrize(
+    "tool", ["pay_keyed", *(pytest.param(tool, marks=pytest.mark.campaign) for tool in ("look", "pay_lookup"))]
+)
 def test_calls_in_flight_are_finished_and_no_more_are_claimed(acted: Stage, tool: str) -> None:
     before = acted.arrived()
     operations = [acted.submit(calls(tool), DONE) for _ in range(8)]

@@ -15,6 +15,7 @@ ENDED_PER_KILL = 6  # operations that end between two kills
 SUBSET = 8
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(280)
 def test_nothing_happens_twice_and_nothing_is_lost() -> None:
     """Some tasks in worlds of their own, then the batch in one world: every result, the final states, every effect."""
