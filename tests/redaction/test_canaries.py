@@ -238,7 +238,7 @@ def _collect(left: Left, canaries: Canaries, app: App, home: Path, port: int, sh
     with httpx.Client(
         base_url=f"http://127.0.0.1:{port}", auth=("ops", canaries.flower_password), trust_env=False
     ) as flower:
-        wait_until(lambda: len(flower.get("/api/tasks").json()) > 0)
+        wait_until(lambda: "tool.look_up" in flower.get("/api/tasks").text)  # it hears of a task a moment later
         tasks = flower.get("/api/tasks").raise_for_status().json()
         for page in ("/api/tasks", "/tasks", "/workers", "/metrics", "/broker", *(f"/task/{each}" for each in tasks)):
             texts[f"flower {page}"] = flower.get(page).text
