@@ -6,6 +6,7 @@ machine of its own a worker starts rarely, and there Celery's command is the one
 """
 
 import argparse
+import gc
 import socket
 import sys
 from importlib import import_module
@@ -21,8 +22,12 @@ def main() -> int:
     parser.add_argument("-c", dest="concurrency", type=int, default=8)
     parser.add_argument("-l", dest="log_level", default="INFO")
     options = parser.parse_args()
+    gc.disable()  # the imports leave no garbage, and looking for it would be a sixth of their time
+    app = import_module(options.app).app
+    gc.freeze()
+    gc.enable()
     name = options.name.replace("%h", socket.gethostname())
-    worker = import_module(options.app).app.Worker(
+    worker = app.Worker(
         hostname=name, queues=options.queues.split(","), pool_cls=options.pool,
         concurrency=options.concurrency, loglevel=options.log_level, without_gossip=True, without_mingle=True,
     )  # fmt: skip

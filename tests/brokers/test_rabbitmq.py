@@ -206,6 +206,7 @@ def of(folder: Path) -> list[str]:
 # --- the whole of it -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_the_demo(rabbit: RabbitMQ) -> None:
     """As on one machine, with somebody else's broker."""
     home = Path(tempfile.mkdtemp(prefix="tq-"))

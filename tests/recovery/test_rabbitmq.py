@@ -81,6 +81,7 @@ def test_forged_messages_are_dropped_and_stop_nobody(acted: Stage, rabbit: Rabbi
     assert expected.total() > 600
 
 
+@pytest.mark.campaign
 def test_a_worker_that_goes_deaf_leaves(acted: Stage) -> None:
     acted.worker(EXECUTORS)
     orchestrator = acted.worker(ORCHESTRATOR)
