@@ -184,7 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     whole = parser.add_mutually_exclusive_group()
     whole.add_argument("--short", action="store_true", help="all harnesses, as in CI; takes --seed and --json")
-    whole.add_argument("--long", action="store_true", help="the same, for up to 80 minutes")
+    whole.add_argument("--long", action="store_true", help="the same three times over, and more")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", default=",".join(KINDS))

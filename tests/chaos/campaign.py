@@ -1,4 +1,4 @@
-"""Several runs as one, and what they come to together: `python -m tests.chaos --short` (CI) and `--long` (80 minutes).
+"""Several runs as one, and what they come to together: `python -m tests.chaos --short` (CI) and `--long` (half an hour or more).
 
 Each part is a run of its own with its own servers, started as anybody would by hand; two of them go on at a time, one
 of which waits more than it works. The sum has the names of every report of `tests.chaos`, what was lost and ended of
@@ -46,12 +46,12 @@ SHORT = (
     ),
 )
 LONG = (
-    (Part("forks", "--harness fork --kills 60000 --per-point 1800 --zombies 1200"),),
+    (Part("forks", "--harness fork --kills 36000 --per-point 1100 --zombies 700"),),
     (
-        Part("workers", "--harness real --kills 400 --each 40 --seconds 3600"),
-        Part("commits", "--lost 5000 --terminations 2500 --seconds 3600", "tests.chaos.commits"),
-        Part("network", "--faults proxy --seconds 300"),
-        Part("rabbitmq", "--harness real --kills 100 --each 5 --seconds 900", env={"TQ_TEST_BROKER": "amqp"}),
+        Part("workers", "--harness real --kills 300 --each 30 --seconds 3600"),
+        Part("commits", "--lost 3000 --terminations 1500 --seconds 3600", "tests.chaos.commits"),
+        Part("network", "--faults proxy --seconds 240"),
+        Part("rabbitmq", "--harness real --kills 60 --each 3 --seconds 900", env={"TQ_TEST_BROKER": "amqp"}),
     ),
 )
 

@@ -132,7 +132,7 @@ class Feed:
         self._counted = time.monotonic()
         if not (live := self._sql(_LIVE)):
             return given
-        enough = self._in_flight * min(1.0, 0.3 + left)
+        enough = self._in_flight * min(1.0, 0.15 + left)
         wanted = int(enough) - live[0][0] - (self.submitted - self._known())
         for _ in range(max(more, wanted)):
             given[self.submitted % parents].append(self.submitted)
