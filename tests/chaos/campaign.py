@@ -1,4 +1,4 @@
-"""Several runs as one, and what they come to together: `python -m tests.chaos --short` (CI) and `--long` (half an hour or more).
+"""Several runs as one, and what they come to: `python -m tests.chaos --short` (CI) and `--long` (half an hour).
 
 Each part is a run of its own with its own servers, started as anybody would by hand; two of them go on at a time, one
 of which waits more than it works. The sum has the names of every report of `tests.chaos`, what was lost and ended of

@@ -11,16 +11,21 @@ import runpy
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
-
-import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401
 
 import orchestrator.sweeper
 import orchestrator.tasks
 import tests.chaos.client  # noqa: F401
 
 PR_SET_PDEATHSIG = 1
+# What each fork would import by itself otherwise: half a second of `celery worker`.
+LATER = (
+    "celery.bin.celery", "celery.apps.worker", "celery.worker.autoscale", "celery.worker.components",
+    "celery.worker.strategy", "celery.app.control", "celery.concurrency.thread", "billiard.pool", "kombu.transport.redis", "kombu.transport.pyamqp",
+    "sqlalchemy.dialects.postgresql.psycopg",
+)  # fmt: skip
 
 
 def become(kind: str, arguments: list[str]) -> None:
@@ -56,10 +61,13 @@ def main() -> None:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
-            os.kill(state["child"], signal.SIGKILL)
+            if state["child"]:  # 0 would be our whole process group
+                os.kill(state["child"], signal.SIGKILL)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
+    for name in LATER:
+        import_module(name)
     while True:
         state["child"] = fork(pid_file, kind, arguments)
         os.waitpid(state["child"], 0)
