@@ -23,8 +23,8 @@ PR_SET_PDEATHSIG = 1
 # What each fork would import by itself otherwise: half a second of `celery worker`.
 LATER = (
     "celery.bin.celery", "celery.apps.worker", "celery.worker.autoscale", "celery.worker.components",
-    "celery.worker.strategy", "celery.app.control", "celery.concurrency.thread", "billiard.pool", "kombu.transport.redis", "kombu.transport.pyamqp",
-    "sqlalchemy.dialects.postgresql.psycopg",
+    "celery.worker.strategy", "celery.app.control", "celery.concurrency.thread", "billiard.pool",
+    "kombu.transport.redis", "kombu.transport.pyamqp", "sqlalchemy.dialects.postgresql.psycopg",
 )  # fmt: skip
 
 
