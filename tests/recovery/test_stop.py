@@ -112,7 +112,14 @@ def quit_at_once(program: Program) -> None:
     program.end(signal.SIGQUIT)
 
 
-@pytest.mark.parametrize("how", [terminate_twice, stop_timeout, quit_at_once, Program.kill])
+@pytest.mark.parametrize(
+    "how",
+    [
+        terminate_twice,
+        stop_timeout,
+        *(pytest.param(how, marks=pytest.mark.campaign) for how in (quit_at_once, Program.kill)),
+    ],
+)
 def test_what_is_cut_off_is_swept_up(acted: Stage, how: Callable[[Program], Any]) -> None:
     """A turn, a read and writes of each kind are in flight for longer than anybody waits."""
     acted.ledger.control(faults={"late": 1.0}, late_s=8.0)
