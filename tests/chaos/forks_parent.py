@@ -192,7 +192,7 @@ class Parent:
         if not points:
             return Job("sweep"), None
         point = min(points, key=self._fraction)
-        nth = {"sweeper.repaired": 24, "hint.publishing": 16}.get(point, 1)
+        nth = {"sweeper.repaired": 12, "hint.publishing": 8}.get(point, 1)
         return Job("sweep", (), point, self._random.randint(1, nth)), None
 
     def _next(self) -> tuple[Job | None, float | None]:
