@@ -139,6 +139,8 @@ def _report(seed: int, here: World, counts: Counter[str], terminated: Counter[st
         "duplicate_effects": broken["I1"],
         "lost_operations": broken["I2"],
         "unresolved_started": broken["I3"],
+        "unknown_resolved": found["counts"]["unknown_resolved"],
+        "unknown_open": found["counts"]["unknown_open"],
         "audit_breaks": broken["I8"],
         "other_violations": broken.total() - sum(broken[name] for name in ("I1", "I2", "I3", "I8")),
         "violations": found["violations"][:50],
