@@ -24,6 +24,7 @@ from embedded.wheels import valkey_programs
 from examples.scripted_model.process import ScriptedModel
 from orchestrator import auditing, commands, people
 from orchestrator.app import App
+from orchestrator.engine import ORCHESTRATOR_QUEUE, Wake
 from orchestrator.enqueue import Enqueuer
 from orchestrator.settings import Settings
 from store.tables import metadata
@@ -194,6 +195,7 @@ def _play(
 ) -> Left:
     from celery import Celery
 
+    _wait_for_flower(canaries, app, port)
     request: dict[str, Any] = {"profile": "canary", "input": "Please.", "tenant": "acme", "subject": "somebody"}
     operations = [commands.submit(app, commands.submission(**request)).operation_id]
     broker = Celery(broker=app.settings.require_broker())
@@ -226,6 +228,21 @@ def _play(
     return left
 
 
+def _wait_for_flower(canaries: Canaries, app: App, port: int) -> None:
+    """It starts slower than the workers, and hears only of what happens from then on."""
+
+    def listens() -> bool:
+        app.publish([Wake(ORCHESTRATOR_QUEUE, "op_nobody")])
+        with suppress(httpx.HTTPError):
+            tasks = httpx.get(
+                f"http://127.0.0.1:{port}/api/tasks", auth=("ops", canaries.flower_password), trust_env=False
+            )
+            return len(tasks.raise_for_status().json()) > 0
+        return False
+
+    wait_until(listens)
+
+
 def _collect(left: Left, canaries: Canaries, app: App, home: Path, port: int, shows: list[str]) -> None:
     texts = left.texts
     auditing.verify(app.database, export=home / "export.jsonl")
@@ -238,7 +255,7 @@ def _collect(left: Left, canaries: Canaries, app: App, home: Path, port: int, sh
     with httpx.Client(
         base_url=f"http://127.0.0.1:{port}", auth=("ops", canaries.flower_password), trust_env=False
     ) as flower:
-        wait_until(lambda: "tool.look_up" in flower.get("/api/tasks").text)  # it hears of a task a moment later
+        wait_until(lambda: "tool.look_up" in flower.get("/api/tasks").text)
         tasks = flower.get("/api/tasks").raise_for_status().json()
         for page in ("/api/tasks", "/tasks", "/workers", "/metrics", "/broker", *(f"/task/{each}" for each in tasks)):
             texts[f"flower {page}"] = flower.get(page).text
