@@ -127,9 +127,11 @@ def _forks(options: argparse.Namespace, kills: int) -> dict[str, Any]:
 
 def _sum(one: Any, other: Any) -> Any:
     """Of two reports: numbers and lists add up, name by name."""
+    if one is None or other is None:
+        return other if one is None else one
     if isinstance(one, dict):
         return {name: _sum(one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])}
-    return other if one is None else one if other is None or isinstance(one, str) else one + other
+    return one if isinstance(one, str) else one + other
 
 
 def _both(options: argparse.Namespace) -> dict[str, Any]:

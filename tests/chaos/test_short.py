@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.failpoints import POINTS
+from tests.chaos.__main__ import _sum
 from tests.chaos.campaign import summed
 
 KILLS, PER_POINT, ZOMBIES = 10_000, 300, 200
@@ -96,3 +97,11 @@ def test_a_violation_or_a_failure_of_one_is_one_of_the_whole() -> None:
     assert "bound_95" not in total
     assert summed(3, {"a": reported(failure="no rest")})["failure"] == "a: no rest"
     assert summed(3, {"a": reported(promises_broken=[{}])})["failure"] == "a: promises broken"
+
+
+def test_reports_of_both_harnesses_add_up_though_each_has_what_the_other_has_not() -> None:
+    forked = {"kills": 3, "points": {"a": 1}, "cpu_ms": {"x": 1}, "violations": []}
+    real = {"kills": 2, "points": {"a": 2, "b": 1}, "proxy": {"all": {}}, "violations": [{"what": "it"}]}
+    assert _sum(forked, real) == {
+        "kills": 5, "points": {"a": 3, "b": 1}, "cpu_ms": {"x": 1}, "proxy": {"all": {}}, "violations": [{"what": "it"}],
+    }  # fmt: skip
