@@ -103,5 +103,6 @@ def test_reports_of_both_harnesses_add_up_though_each_has_what_the_other_has_not
     forked = {"kills": 3, "points": {"a": 1}, "cpu_ms": {"x": 1}, "violations": []}
     real = {"kills": 2, "points": {"a": 2, "b": 1}, "proxy": {"all": {}}, "violations": [{"what": "it"}]}
     assert _sum(forked, real) == {
-        "kills": 5, "points": {"a": 3, "b": 1}, "cpu_ms": {"x": 1}, "proxy": {"all": {}}, "violations": [{"what": "it"}],
+        "kills": 5, "points": {"a": 3, "b": 1}, "cpu_ms": {"x": 1}, "proxy": {"all": {}},
+        "violations": [{"what": "it"}],
     }  # fmt: skip
