@@ -71,6 +71,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         (here.folder / "over").touch()
         alive = [process.wait(30) == 0 for process in running] if rested else []
         report = _report(options.seed, here, counts, terminated)
+        if counts["commit"] < options.lost or terminated.total() < options.terminations:
+            report["failure"] = f"too few: {counts['commit']} COMMITs lost, {terminated.total()} sessions ended"
         if not rested:
             report["failure"] = "it did not come to rest"
         if not all(alive):
